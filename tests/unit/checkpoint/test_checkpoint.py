@@ -274,7 +274,9 @@ def test_parts_on_replicas_are_kept_where_there_are_as_many(tmp_path: Path) -> N
     strategy = make_strategy("two")
     variable = part(strategy)
     strategy.run(add, args=(variable,))
-    path = sg.train.Checkpoint(variable=variable).save(tmp_path / "ckpt", BEHIND)
+    checkpoint = sg.train.Checkpoint(variable=variable)
+    checkpoint.prepare()
+    path = checkpoint.save(tmp_path / "ckpt", BEHIND)
     strategy.run(add, args=(variable,))  # while it is written
     whole, parts = sg.train.CheckpointOptions(), sg.train.CheckpointOptions(restore_components=True)
     for name, options, expected in (

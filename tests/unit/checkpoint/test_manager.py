@@ -15,6 +15,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.checkpoint import manager as manager_module
+from stratagem.checkpoint.policies import KeepLatest
 
 
 def make(folder: Path, max_to_keep: Any = 3, **kwargs: Any) -> tuple[Any, Any]:
@@ -53,7 +54,7 @@ def test_newest_are_kept_and_the_latest_is_restored(tmp_path: Path) -> None:
 
 
 def test_hourly_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
-    _, manager = make(tmp_path, max_to_keep=1, keep_checkpoint_every_n_hours=2)
+    _, manager = make(tmp_path, KeepLatest(1), keep_checkpoint_every_n_hours=2)
     for hour in range(5):
         path = manager.save()
         os.utime(path, (3600 * hour, 3600 * hour))

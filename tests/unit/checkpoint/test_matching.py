@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from pathlib import Path
@@ -73,6 +74,10 @@ def test_numbers_of_policies_are_positive(value) -> None:
 def test_any_takes_policies_of_one_kind(policies) -> None:
     with pytest.raises(ValueError, match="mixes kinds of policies or is empty"):
         Any(*policies)
+    both = Any(KeepLatest(3), KeepEveryHours(1.0))
+    assert {both: 1}[Any(KeepLatest(3), KeepEveryHours(1.0))] == 1
+    assert both != Any(KeepLatest(3))
+    assert repr(both) == "Any(KeepLatest(count=3), KeepEveryHours(hours=1.0))"
 
 
 # Actions after a method of one object, until they are done, and after first values.
@@ -97,6 +102,7 @@ def test_action_runs_after_each_call_until_it_is_done() -> None:
 
     call_after(owner, "build", action)  # pyright: ignore[reportArgumentType]
     assert owner.build.__doc__ == "Counts."
+    assert (copy.deepcopy(owner).build(), seen) == (1, [])  # a copy has no action
     assert [owner.build(2), owner.build(by=3), owner.build()] == [2, 5, 6]
     assert seen == [2, 5]
     assert other.build() == 1

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 import stratagem as sg
@@ -377,6 +378,15 @@ def test_object_without_a_value_keeps_its_own(path: str) -> None:
         AssertionError, match=r"Values without an object: none\. Objects without values: new"
     ):
         status.assert_consumed()
+
+
+def test_optimizer_that_was_not_saved_is_an_object_without_a_value(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    path = sg.train.Checkpoint(model=model).save(tmp_path / "ckpt")
+    model.compile("adam", "mse")
+    status = sg.train.Checkpoint(model=model).restore(path).expect_partial()
+    with pytest.raises(AssertionError, match=r"holds no values for model\.optimizer"):
+        status.assert_existing_objects_matched()
 
 
 @pytest.mark.parametrize("is_expected", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -233,6 +233,15 @@ def test_notice_before_there_is_anything_to_save(tmp_path: Path, make, capsys) -
         handler.run(signal.raise_signal, signal.SIGTERM)
 
 
+def test_notice_before_the_first_step(tmp_path: Path, make) -> None:
+    training = Training(tmp_path)
+    handler = make(training.manager())
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        handler.run(training.train)
+    assert (int(training.step), names(tmp_path)) == (0, ["ckpt-1"])
+
+
 def test_failed_save_raises_and_leaves_nothing(tmp_path: Path, make) -> None:
     training = Training(tmp_path / "file" / "run")
     (tmp_path / "file").write_text("")

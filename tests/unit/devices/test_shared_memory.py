@@ -106,7 +106,7 @@ def test_different_arrays_are_not_added_and_nothing_is_after_them(sizes, dtypes)
         assert any("different arrays" in str(one.error()) for one in sums)
         later = Sum(np.ones(4))
         servers[0].start(later)
-        assert later.error()
+        assert later.error()  # replicas may be in different rounds, and would add other arrays
 
 
 def test_a_sum_ends_with_an_error_once_another_process_is_lost() -> None:
@@ -118,19 +118,6 @@ def test_a_sum_ends_with_an_error_once_another_process_is_lost() -> None:
             one.error(0.3)
         lost.append(True)
         assert "lost" in str(one.error())
-
-
-def test_nothing_is_added_after_a_replica_has_failed() -> None:
-    """Replicas may be in different rounds then, and would add parts of different arrays."""
-    area = SharedArea(2)
-    area.fail()
-    servers = [SumServer(area, rank, lambda: False) for rank in range(2)]
-    sums = [Sum(np.ones(4)) for _ in servers]
-    for server, one in zip(servers, sums, strict=True):
-        server.start(one)
-    assert all("lost" in str(one.error()) for one in sums)
-    for server in servers:
-        server.close()
 
 
 def test_threads_take_short_turns_while_a_sum_is_under_way() -> None:

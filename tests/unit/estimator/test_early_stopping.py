@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from stratagem import estimator as est
@@ -12,9 +14,7 @@ from stratagem.strategies.collectives import host
 from tests.unit.estimator.fake_estimator import FakeEstimator
 from tests.unit.estimator.fake_loop import FakeClock, FakeSession
 
-# Early-stopping hooks follow TensorFlow's rules.
-
-# Step and value of a metric.
+# Early-stopping hooks follow TensorFlow's rules: step and value of a metric.
 EVALUATIONS = [(10, 0.5), (20, 0.7), (30, 0.6), (40, 0.65)]
 
 
@@ -63,15 +63,11 @@ def test_other_folder_of_evaluations(evaluated, tmp_path) -> None:
     assert not stops(est.stop_if_higher_hook(evaluated, "m", 8, **options))
 
 
-def test_nothing_evaluated_yet_goes_on(tmp_path) -> None:
-    hook = est.stop_if_lower_hook(FakeEstimator(tmp_path), "m", 1e9)
-    assert num_steps(hook) == 20
-
-
-def test_metric_that_is_missing_is_an_error(evaluated) -> None:
-    hook = est.stop_if_lower_hook(evaluated, "loss", 1.0)
+def test_metric_that_is_missing_is_an_error_where_something_was_evaluated(evaluated) -> None:
+    other = FakeEstimator(Path(evaluated.model_dir) / "other")
+    assert num_steps(est.stop_if_lower_hook(other, "loss", 1e9)) == 20
     with pytest.raises(ValueError, match="The evaluation of step 10 has no metric 'loss'"):
-        num_steps(hook)
+        num_steps(est.stop_if_lower_hook(evaluated, "loss", 1e9))
 
 
 @pytest.mark.parametrize(
@@ -85,8 +81,10 @@ def test_asks_every_so_often(secs, steps, asked) -> None:
         calls.append(session.global_step)
         return False
 
-    session.loop([EarlyStoppingHook(should_stop, secs, steps, clock=clock)], 10)
-    assert calls == asked
+    hook = EarlyStoppingHook(should_stop, secs, steps, clock=clock)
+    session.loop([hook], 10)
+    session.loop([hook], 1)  # a second run asks at its first step
+    assert calls == [*asked, 11]
 
 
 def test_chief_decides_for_all(monkeypatch) -> None:
@@ -105,23 +103,6 @@ def test_chief_decides_for_all(monkeypatch) -> None:
 
     assert session.loop([EarlyStoppingHook(fail, None, 5)], 20) == 1
     assert sent == [("whether to stop early", False)]
-
-
-def test_second_run_asks_at_its_first_step() -> None:
-    calls = []
-    hook = EarlyStoppingHook(lambda: calls.append(1), None, 100)
-    for _ in range(2):
-        FakeSession().loop([hook], 3)
-    assert len(calls) == 2
-
-
-def test_wrong_arguments_are_errors(evaluated) -> None:
-    with pytest.raises(TypeError, match="should_stop_fn=3 is of type int"):
-        est.make_early_stopping_hook(evaluated, 3)
-    with pytest.raises(TypeError, match="estimator='model' is of type str"):
-        est.make_early_stopping_hook("model", lambda: True)
-    with pytest.raises(ValueError, match="A timer received every_secs=60"):
-        est.make_early_stopping_hook(evaluated, lambda: True, run_every_steps=1)
 
 
 # Exporters choose evaluations to export and remove old exports.
@@ -194,12 +175,55 @@ def test_latest_exports_each_and_keeps_some(tmp_path) -> None:
     assert exported(exporter, estimator, [1.0, 2.0, 3.0, 4.0]) == [1, 2, 3, 4]
     left = sorted(path.name for path in (tmp_path / "export" / "latest").iterdir())
     assert left == ["1700000002", "1700000003", "notes"]
+    final = FinalExporter("final", receiver_fn)
+    assert exported(final, estimator, [1.0, 0.5]) == []
+    assert exported(final, estimator, [2.0], first_step=3, is_final=True) == [3]
 
 
-def test_final_exports_at_the_end_alone(tmp_path) -> None:
-    estimator, exporter = FakeEstimator(tmp_path), FinalExporter("final", receiver_fn)
-    assert exported(exporter, estimator, [1.0, 0.5]) == []
-    assert exported(exporter, estimator, [2.0], first_step=3, is_final=True) == [3]
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (
+            lambda e: est.make_early_stopping_hook(e, 3),
+            TypeError,
+            "should_stop_fn=3 is of type int",
+        ),
+        (
+            lambda _: est.make_early_stopping_hook("model", lambda: True),
+            TypeError,
+            "estimator='model' is of type str",
+        ),
+        (
+            lambda e: est.make_early_stopping_hook(e, lambda: True, run_every_steps=1),
+            ValueError,
+            "A timer received every_secs=60",
+        ),
+        (
+            lambda _: BestExporter(compare_fn=lambda a, b: True),
+            ValueError,
+            r"takes the arguments \['a', 'b'\]",
+        ),
+        (
+            lambda _: BestExporter(compare_fn=None),
+            ValueError,
+            r"compare_fn=None takes the arguments \[\]",
+        ),
+        (
+            lambda _: BestExporter(exports_to_keep=0),
+            ValueError,
+            "exports_to_keep=0 is out of range",
+        ),
+        *(
+            (lambda _, kind=kind: kind("best", 3), TypeError, "=3 is (?s:.)*build_raw_serving")
+            for kind in (BestExporter, FinalExporter, LatestExporter)
+        ),
+        (lambda _: est.Scaffold(saver=3), TypeError, r"saver=3 is of type int(?s:.)*save\("),
+    ],
+    ids=range(10),
+)
+def test_wrong_arguments_are_refused_before_training(evaluated, make, error, words) -> None:
+    with pytest.raises(error, match=words):
+        make(evaluated)
 
 
 def test_evaluation_without_loss_needs_a_comparison(tmp_path) -> None:
@@ -209,23 +233,3 @@ def test_evaluation_without_loss_needs_a_comparison(tmp_path) -> None:
     exporter.export(estimator=estimator, eval_result={"auc": 1.0}, **options)
     with pytest.raises(ValueError, match="cannot compare an evaluation without a loss"):
         exporter.export(estimator=estimator, eval_result={"auc": 2.0}, **options)
-
-
-def test_exporters_wrong_arguments_are_errors() -> None:
-    with pytest.raises(ValueError, match=r"takes the arguments \['a', 'b'\]"):
-        BestExporter(compare_fn=lambda a, b: True)
-    with pytest.raises(ValueError, match=r"compare_fn=None takes the arguments \[\]"):
-        BestExporter(compare_fn=None)
-    with pytest.raises(ValueError, match="exports_to_keep=0 is out of range"):
-        BestExporter(exports_to_keep=0)
-
-
-@pytest.mark.parametrize("kind", [BestExporter, FinalExporter, LatestExporter])
-def test_receiver_that_cannot_be_called_is_refused_before_training(kind) -> None:
-    with pytest.raises(TypeError, match=r"serving_input_receiver_fn=3 is (?s:.)*build_raw_serving"):
-        kind("best", 3)
-
-
-def test_saver_that_cannot_save_is_refused_before_training() -> None:
-    with pytest.raises(TypeError, match=r"saver=3 is of type int(?s:.)*save\(session\)"):
-        est.Scaffold(saver=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fractions
 import json
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.checks import check_known, check_number, check_one_of
 from stratagem.estimator.estimator import as_warm_start, warm_start
 from stratagem.estimator.steps import VariableStore
 from tests.unit.estimator.model_functions import (
@@ -402,46 +400,6 @@ def test_metric_function_of_other_arguments_is_refused() -> None:
     estimator = sg.estimator.LinearRegressor([sg.feature_column.numeric_column("x")])
     with pytest.raises(ValueError, match=r"metric_fn received the unknown names \['logits'\]"):
         sg.estimator.add_metrics(estimator, lambda logits: {})
-
-
-# Checks of arguments.
-
-
-def test_numbers_in_range_are_taken() -> None:
-    for value in (None, 0, -3, np.int64(7)):
-        check_number("steps", value)
-    for value in (None, 0.1, np.float32(2), fractions.Fraction(1, 3)):
-        check_number("seconds", value, 0, excluded=True, is_integer=False)
-    check_number("steps", 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("value", "options", "error", "message"),
-    [
-        (1.0, {}, TypeError, r"n=1\.0 is of type float\.\nExpected an integer or None"),
-        (True, {}, TypeError, "n=True is of type bool"),
-        ("1", {}, TypeError, "n='1' is of type str"),
-        (1j, {"is_integer": False}, TypeError, r"type complex\.\nExpected a number or None"),
-        (0, {"minimum": 1}, ValueError, r"n=0 is out of range\.\nExpected a number of at least 1"),
-        (0, {"minimum": 0, "excluded": True}, ValueError, "Expected a number above 0"),
-        (-0.5, {"minimum": 0, "is_integer": False}, ValueError, r"n=-0\.5 is out of range"),
-    ],
-)
-def test_other_numbers_are_refused(value, options, error, message) -> None:
-    with pytest.raises(error, match=message):
-        check_number("n", value, **options)
-
-
-def test_one_of_two_and_known_names() -> None:
-    check_one_of("f", is_required=False, a=None, b=None)
-    check_one_of("f", a=0, b=None)
-    with pytest.raises(ValueError, match=r"a=None and b=None\.\nExpected exactly one"):
-        check_one_of("f", a=None, b=None)
-    with pytest.raises(ValueError, match=r"f received a=0 and b=2\.\nExpected at most one of"):
-        check_one_of("f", is_required=False, a=0, b=2)
-    check_known("f", ["a"], {"a": 1})
-    with pytest.raises(ValueError, match=r"unknown names \['c'\]\.\nExpected .*\['a', 'b'\]"):
-        check_known("f", ["a", "c"], ["a", "b"])
 
 
 # The global step variable.

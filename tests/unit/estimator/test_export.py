@@ -163,17 +163,6 @@ def test_a_size_that_the_model_function_needs_may_be_fixed(tmp_path) -> None:
     assert serve(X[:4])["output"].shape == (4, 1)
 
 
-def test_a_receiver_function_is_needed(trained, tmp_path) -> None:
-    for wrong in (None, lambda: {"x": X}):
-        with pytest.raises(TypeError, match=r"serving_input_receiver_fn=[\s\S]* is of type"):
-            trained.export_saved_model(tmp_path, wrong)
-
-
-def test_other_modes_are_refused(trained, tmp_path) -> None:
-    with pytest.raises(NotImplementedError, match="experimental_mode='train'"):
-        trained.export_saved_model(tmp_path, RAW, experimental_mode="train")
-
-
 def test_other_outputs_are_refused(tmp_path) -> None:
     def model_fn(features, labels, mode):
         values = keras.layers.Dense(1)(features)
@@ -219,27 +208,56 @@ def test_features_are_inputs_or_computed_of_them() -> None:
 
 
 def test_features_of_other_inputs_are_refused() -> None:
-    values = {"x": np.ones((1, 2), "float32")}
-    receiver = export.ServingInputReceiver(keras.Input((2,)), {"x": keras.Input((2,))})
+    values, x = {"x": np.ones((1, 2), "float32")}, keras.Input((2,))
+    receiver = export.ServingInputReceiver(keras.Input((2,)), {"x": x})
     with pytest.raises(ValueError, match="Features cannot be computed from the receiver_tensors"):
         receiver.features_of(values)
-    shape = jax.ShapeDtypeStruct((1, 2), "float32")
-    receiver = export.ServingInputReceiver(shape, {"x": keras.Input((2,))})
+    receiver = export.ServingInputReceiver(jax.ShapeDtypeStruct((1, 2), "float32"), {"x": x})
     with pytest.raises(ValueError, match="receiver_tensors: a feature is not an input"):
         receiver.features_of(values)
 
 
-def test_values_are_no_inputs() -> None:
-    with pytest.raises(TypeError, match="ServingInputReceiver's input="):
-        export.ServingInputReceiver(np.ones(3), np.ones(3))
-
-
-def test_alternatives_are_refused() -> None:
-    x = keras.Input((2,))
-    with pytest.raises(
-        NotImplementedError, match="receiver_tensors_alternatives are not supported"
-    ):
-        export.ServingInputReceiver(x, x, {"other": x})
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda e: e.export_saved_model("a", None),
+            TypeError,
+            r"serving_input_receiver_fn=[\s\S]* is of type",
+        ),
+        (
+            lambda e: e.export_saved_model("a", lambda: {"x": X}),
+            TypeError,
+            r"serving_input_receiver_fn=[\s\S]* is of type",
+        ),
+        (
+            lambda e: e.export_saved_model("a", RAW, experimental_mode="train"),
+            NotImplementedError,
+            "experimental_mode='train'",
+        ),
+        (
+            lambda _: export.ServingInputReceiver(np.ones(3), np.ones(3)),
+            TypeError,
+            "ServingInputReceiver's input=",
+        ),
+        (
+            lambda _: export.ServingInputReceiver(
+                keras.Input((2,)), keras.Input((2,)), {"other": keras.Input((2,))}
+            ),
+            NotImplementedError,
+            "receiver_tensors_alternatives are not supported",
+        ),
+        (
+            lambda _: export.ClassificationOutput(),
+            ValueError,
+            "ClassificationOutput received neither scores nor classes",
+        ),
+    ],
+    ids=range(6),
+)
+def test_what_cannot_be_exported_is_refused(trained, call, error, words) -> None:
+    with pytest.raises(error, match=words):
+        call(trained)
 
 
 # Exported models: folders and calls that are refused.
@@ -268,10 +286,3 @@ def test_outputs_by_the_names_of_tensorflow() -> None:
     assert export.RegressionOutput(1).outputs == {"outputs": 1}
     assert export.ClassificationOutput(scores=1).outputs == {"scores": 1}
     assert export.ClassificationOutput(1, 2).outputs == {"scores": 1, "classes": 2}
-
-
-def test_a_classification_has_something() -> None:
-    with pytest.raises(
-        ValueError, match="ClassificationOutput received neither scores nor classes"
-    ):
-        export.ClassificationOutput()

@@ -9,10 +9,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.estimator.premade.columns import (
-    as_bytes,
     categorical_rows,
     check_columns,
-    feature_of,
     numeric_rows,
 )
 
@@ -81,13 +79,6 @@ def test_indicators_are_those_of_tensorflow() -> None:
     np.testing.assert_array_equal(weighted, [[0.0, 0.5, 2.0], [3.0, 0.0, 0.0]])
 
 
-def test_indicator_counts_as_category_encoding_of_keras() -> None:
-    rows = np.array([[1, 2], [0, 0]])
-    encoding = keras.layers.CategoryEncoding(num_tokens=3, output_mode="count")
-    made = fc.DenseFeatures([fc.indicator_column(IDS)])({"id": rows})
-    np.testing.assert_array_equal(made, encoding(rows))
-
-
 @pytest.mark.slow
 def test_example_without_values_is_zeros_and_trains_nothing() -> None:
     column = fc.embedding_column(IDS, 2, initializer=keras.initializers.Constant(TABLE), max_norm=1)
@@ -153,11 +144,6 @@ def test_features_that_are_not_encoded_are_refused_in_a_step() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with pytest.raises(ValueError, match="A feature-column layer found no"):
         strategy.run(lambda ids: layer({"id": ids}), args=(np.array([0, 1], np.int32),))
-
-
-def test_layers_refuse_features_that_are_no_dict() -> None:
-    with pytest.raises(ValueError, match="features is of type ndarray"):
-        fc.DenseFeatures([fc.indicator_column(IDS)])(np.zeros(2))
 
 
 def _model() -> keras.Model:
@@ -319,17 +305,6 @@ def test_numeric_rows_have_the_shape_of_their_column(value, shape, default, expe
     assert rows.tolist() == expected
 
 
-def test_feature_that_is_missing_is_named() -> None:
-    with pytest.raises(ValueError, match="Feature 'x' is missing from the features"):
-        feature_of({"y": 1}, "x")
-    with pytest.raises(ValueError, match="features is of type ndarray"):
-        feature_of(np.zeros(2), "x")
-
-
-def test_as_bytes_writes_integers_as_tensorflow_does() -> None:
-    assert [as_bytes(value) for value in ("é", b"x", -3)] == ["é".encode(), b"x", b"-3"]
-
-
 # Hashed and crossed columns against ids of TensorFlow 2.21.
 
 
@@ -387,18 +362,6 @@ def test_buckets_of_numbers_are_those_of_numpy() -> None:
     np.testing.assert_array_equal(column.numbers({"age": jnp.asarray(ages)}), one_hot)
 
 
-def test_discretization_layer_of_keras_makes_the_same_buckets() -> None:
-    column = fc.bucketized_column(fc.numeric_column("x"), [0.0, 1.0])
-    values = np.array([-1.0, 0.0, 0.5, 1.0, 2.0], np.float32)
-    expected = keras.layers.Discretization(bin_boundaries=[0.0, 1.0])(values)
-    np.testing.assert_array_equal(column.ids({"x": values})[:, 0], expected)
-
-
-def test_normalizer_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="normalizer_fn=3 is of type int"):
-        fc.numeric_column("x", normalizer_fn=3)
-
-
 def test_weights_of_another_shape_are_refused() -> None:
     ids = fc.categorical_column_with_identity("id", 3)
     column = fc.weighted_categorical_column(ids, "w")
@@ -442,6 +405,11 @@ WRONG = [
     (lambda: fc.DenseFeatures([IDS]), "received the categorical column 'id'"),
     (lambda: fc.LinearModel([IDS], sparse_combiner="max"), "sparse_combiner received the unknown"),
     (lambda: fc.LinearModel([IDS], units=0), "units=0 is out of range"),
+    (
+        lambda: fc.DenseFeatures([fc.indicator_column(IDS)])(np.zeros(2)),
+        "features is of type ndarray",
+    ),
+    (lambda: fc.encode_features({"y": [1]}, [AGE]), "Feature 'age' is missing from the features"),
     (lambda: check_columns([]), "feature_columns is empty"),
     (lambda: check_columns(["age"]), "feature_columns contains 'age'"),
     (lambda: check_columns([AGE, INT_AGE]), "Two feature columns are named 'age'"),
@@ -466,13 +434,14 @@ def test_what_cannot_be_is_refused(make, words) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fc.categorical_column_with_identity("x", None), "num_buckets=None"),
-        (lambda: fc.embedding_column(CITY, None), "dimension=None"),
-        (lambda: fc.shared_embeddings([CITY], None), "dimension=None"),
-        (lambda: fc.LinearModel([IDS], units=None), "units=None"),
+        (lambda: fc.categorical_column_with_identity("x", None), "num_buckets=None is of type N"),
+        (lambda: fc.embedding_column(CITY, None), "dimension=None is of type NoneType"),
+        (lambda: fc.shared_embeddings([CITY], None), "dimension=None is of type NoneType"),
+        (lambda: fc.LinearModel([IDS], units=None), "units=None is of type NoneType"),
+        (lambda: fc.numeric_column("x", normalizer_fn=3), "normalizer_fn=3 is of type int"),
     ],
-    ids=range(4),
+    ids=range(5),
 )
-def test_a_number_that_is_missing_is_refused(make, words) -> None:
-    with pytest.raises(TypeError, match=f"{words} is of type NoneType(?s:.)*an integer"):
+def test_another_type_is_refused(make, words) -> None:
+    with pytest.raises(TypeError, match=words):
         make()

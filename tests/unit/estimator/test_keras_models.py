@@ -75,14 +75,27 @@ def _assert_same_variables(estimator: Any, variables: Any) -> None:
         np.testing.assert_allclose(value, variable.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+_KINDS = {
+    "one": lambda: None,
+    "four": lambda: _strategy(4),
+    "in parts": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
+    "hybrid": lambda: sg.HybridStrategy(
+        ["cpu:0", "cpu:1"], placement={"hidden/kernel": "sharded", "classes/bias": "central"}
+    ),
+    "groups": lambda: sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_training_goes_on_as_fit_does(replicas: int) -> None:
-    x, y = _vectors(32 if replicas == 1 else 30)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_training_goes_on_as_fit_does(kind: str) -> None:
+    x, y = _vectors(32 if kind == "one" else 30)
     model = _classifier()
     _fit(model, x, y)
-    estimator = model_to_estimator(model, config=_config(replicas))
-    data = _input_fn(x, y, replicas)
+    strategy = _KINDS[kind]()
+    config = RunConfig(train_distribute=strategy, eval_distribute=strategy)
+    estimator = model_to_estimator(model, config=config)
+    data = _input_fn(x, y, 1 if strategy is None else strategy.num_replicas_in_sync)
     before = model.evaluate(x, y, batch_size=_BATCH, verbose=0, return_dict=True)
     _assert_same_evaluation(estimator, data, {**before, "global_step": 0})
 
@@ -96,33 +109,6 @@ def test_training_goes_on_as_fit_does(replicas: int) -> None:
     _assert_same_variables(estimator, (*model.variables, *model.optimizer.variables))
     rows = np.stack([row["classes"] for row in estimator.predict(data)])
     np.testing.assert_allclose(rows, model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
-
-
-_OTHERS = {
-    "in parts": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
-    "hybrid": lambda: sg.HybridStrategy(
-        ["cpu:0", "cpu:1"], placement={"hidden/kernel": "sharded", "classes/bias": "central"}
-    ),
-    "groups": lambda: sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", _OTHERS)
-def test_training_goes_on_wherever_variables_are_kept(kind: str) -> None:
-    x, y = _vectors()
-    model = _classifier()
-    _fit(model, x, y)
-    strategy = _OTHERS[kind]()
-    estimator = model_to_estimator(
-        model, config=RunConfig(train_distribute=strategy, eval_distribute=strategy)
-    )
-    estimator.train(_input_fn(x, y, 2))
-
-    _fit(model, x, y)
-    expected = model.evaluate(x, y, verbose=0, return_dict=True)
-    _assert_same_evaluation(estimator, _input_fn(x, y, 2), expected)
-    _assert_same_variables(estimator, (*model.variables, *model.optimizer.variables))
 
 
 @pytest.mark.slow
@@ -320,13 +306,6 @@ class _Forgetful(_Subclassed):
         return {"units": 1, "name": self.name}
 
 
-def test_subclassed_model_without_configuration_is_refused() -> None:
-    model = _NotDescribed(1)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="cannot be copied"):
-        model_to_estimator(model)
-
-
 def test_copy_with_other_variables_is_refused() -> None:
     x = {"x": np.ones((4, 3), "float32")}
     model = _Forgetful(2, name="two")
@@ -340,14 +319,6 @@ def test_copy_with_other_variables_is_refused() -> None:
 class _OwnStep(keras.Model):
     def train_step(self, *args):
         return super().train_step(*args)
-
-
-def test_model_with_its_own_step_is_refused() -> None:
-    inputs = layers.Input((2,))
-    model = _OwnStep(inputs, layers.Dense(1)(inputs))
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"overrides \['train_step'\]; an Estimator never"):
-        model_to_estimator(model)
 
 
 @pytest.mark.slow
@@ -372,35 +343,68 @@ def test_folder_that_is_an_argument_comes_before_that_of_the_config(tmp_path) ->
     assert estimator.config.save_summary_steps == 7
 
 
-@pytest.mark.parametrize("given", [{}, {"keras_model": True, "keras_model_path": "model.keras"}])
-def test_one_model_is_needed(given: dict[str, Any]) -> None:
-    if "keras_model" in given:
-        given["keras_model"] = _classifier()
-    with pytest.raises(ValueError, match="model_to_estimator received keras_model="):
-        model_to_estimator(**given)
+def _compiled(model: keras.Model) -> keras.Model:
+    model.compile("sgd", "mse")
+    return model
 
 
-def test_other_objects_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"keras_model='model\.keras' is of type str"):
-        model_to_estimator("model.keras")  # pyright: ignore[reportArgumentType]
+def _own_step() -> keras.Model:
+    inputs = layers.Input((2,))
+    return _compiled(_OwnStep(inputs, layers.Dense(1)(inputs)))
 
 
-def test_model_must_be_compiled() -> None:
-    with pytest.raises(ValueError, match="The Keras model 'plain' is not compiled"):
-        model_to_estimator(keras.Sequential([layers.Dense(1)], name="plain"))
+@pytest.mark.parametrize(
+    ("error", "given", "message"),
+    [
+        (ValueError, dict, "model_to_estimator received keras_model="),
+        (
+            ValueError,
+            lambda: {"keras_model": _classifier(), "keras_model_path": "model.keras"},
+            "model_to_estimator received keras_model=",
+        ),
+        (
+            TypeError,
+            lambda: {"keras_model": "model.keras"},
+            r"keras_model='model\.keras' is of type str",
+        ),
+        (
+            ValueError,
+            lambda: {"keras_model": keras.Sequential([layers.Dense(1)], name="plain")},
+            "The Keras model 'plain' is not compiled",
+        ),
+        (
+            ValueError,
+            lambda: {"keras_model": _compiled(_NotDescribed(1))},
+            "cannot be copied",
+        ),
+        (
+            ValueError,
+            lambda: {"keras_model": _own_step()},
+            r"overrides \['train_step'\]; an Estimator never",
+        ),
+        (
+            ValueError,
+            lambda: {"keras_model": _classifier(), "checkpoint_format": "h5"},
+            "checkpoint_format received the unknown names",
+        ),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(error, given, message) -> None:
+    with pytest.raises(error, match=message):
+        model_to_estimator(**given())
 
 
-def test_formats_of_checkpoints() -> None:
-    for known in ("saver", "checkpoint"):
-        model_to_estimator(_classifier(), checkpoint_format=known, use_v2_estimator=True)
-    with pytest.raises(ValueError, match="checkpoint_format received the unknown names"):
-        model_to_estimator(_classifier(), checkpoint_format="h5")  # pyright: ignore[reportArgumentType]
-
-
-def test_map_of_metrics_must_name_them_all() -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric_names_map": {"loss": "cost"}}, r"metric_names_map has the names \['loss'\]"),
+        ({"export_outputs": {"age": dict}}, r"export_outputs received the unknown names \['age'\]"),
+    ],
+)
+def test_names_that_the_model_does_not_have_are_refused(given, message) -> None:
     x, y = _vectors()
-    estimator = model_to_estimator(_classifier(), metric_names_map={"loss": "cost"})
-    with pytest.raises(ValueError, match=r"metric_names_map has the names \['loss'\]"):
+    estimator = model_to_estimator(_classifier(), checkpoint_format="saver", **given)
+    with pytest.raises(ValueError, match=message):
         estimator.evaluate(lambda: (x, y))
 
 
@@ -423,13 +427,6 @@ def test_export_has_a_signature_for_each_named_output(tmp_path) -> None:
     for values in (got, exported.signatures["serving_default"](**x)):
         for name in outputs:
             np.testing.assert_allclose(values[name], expected[name], rtol=1e-5, atol=1e-6)
-
-
-def test_export_outputs_are_named_as_outputs() -> None:
-    x, y = _vectors()
-    estimator = model_to_estimator(_classifier(), export_outputs={"age": dict})
-    with pytest.raises(ValueError, match=r"export_outputs received the unknown names \['age'\]"):
-        estimator.evaluate(lambda: (x, y))
 
 
 # Conversion of batches to Keras inputs and of outputs to names.
@@ -460,33 +457,61 @@ def test_weights_travel_among_features() -> None:
         assert split_weights(plain) == (plain, None)
 
 
-def test_features_by_name_are_in_the_order_of_the_inputs() -> None:
-    features = {"b": B, "other": C, "a": A}
-    assert inputs_of(_functional(), features) == [A, B]
-    assert inputs_of(_functional(), [B, A]) == [B, A]
-
-
-def test_model_that_takes_a_dict_gets_one_by_its_keys() -> None:
-    features = {"b": B, "other": C, "a": A}
-    assert inputs_of(_functional(inputs="dict"), features) == {"a": A, "b": B}
-
-
-def test_only_feature_is_the_only_input_whatever_its_name() -> None:
+def _of_one_input(*, listed: bool = False) -> keras.Model:
     single = layers.Input((1,))
-    for model in (_sequential(), keras.Model(single, layers.Dense(1)(single))):
-        assert inputs_of(model, {"any": A}) is A
-    listed = keras.Model([single], layers.Dense(1)(single))
-    assert inputs_of(listed, {"any": A}) == [A]
+    return keras.Model([single] if listed else single, layers.Dense(1)(single))
 
 
-def test_subclassed_model_gets_features_as_they_are() -> None:
-    features = {"a": A, "b": B}
-    assert inputs_of(_KerasBatchesSubclassed(), features) is features
+@pytest.mark.parametrize(
+    ("model", "features", "expected"),
+    [
+        (_functional(), {"b": B, "other": C, "a": A}, [A, B]),
+        (_functional(), [B, A], [B, A]),
+        (_functional(inputs="dict"), {"b": B, "other": C, "a": A}, {"a": A, "b": B}),
+        (_sequential(), {"any": A}, A),
+        (_of_one_input(), {"any": A}, A),
+        (_of_one_input(listed=True), {"any": A}, [A]),
+        (_KerasBatchesSubclassed(), {"a": A, "b": B}, {"a": A, "b": B}),
+    ],
+)
+def test_features_have_the_structure_of_the_inputs(model, features, expected) -> None:
+    assert [inputs_of(model, features)] == [expected]  # the arrays themselves
 
 
-def test_missing_feature_is_named() -> None:
-    with pytest.raises(ValueError, match=r"features has the names \['a', 'c'\] but lacks \['b'\]"):
-        inputs_of(_functional(), {"a": A, "c": C})
+@pytest.mark.parametrize(
+    ("outputs", "values", "expected"),
+    [
+        ("list", {"difference": B, "sum": A}, [A, B]),
+        ("one", {"sum": A}, A),
+        ("list", [A, B], [A, B]),
+        ("list", None, None),
+        ("dict", {"less": B, "more": A}, {"more": A, "less": B}),
+    ],
+)
+def test_labels_have_the_structure_of_the_outputs(outputs, values, expected) -> None:
+    made = {"list": [C, C], "one": C, "dict": {"more": C, "less": C}}[outputs]
+    assert [targets_of(_functional(outputs=outputs), made, values, "labels")] == [expected]
+
+
+def test_names_that_are_missing_or_unknown_are_refused() -> None:
+    model = _functional()
+    assert targets_of(model, [C, C], {"difference": B}, "sample_weights") == [None, B]
+    for words, call in (
+        (
+            r"features has .* \['a', 'c'\] but lacks \['b'\]",
+            lambda: inputs_of(model, {"a": A, "c": C}),
+        ),
+        (
+            r"labels has the names \['sum'\] but lacks",
+            lambda: targets_of(model, [C, C], {"sum": A}, "labels"),
+        ),
+        (
+            r"sample_weights received the unknown names \['total'\]",
+            lambda: targets_of(model, [C, C], {"total": B}, "sample_weights"),
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -504,32 +529,6 @@ def test_outputs_have_names(model: keras.Model, outputs: Any, names: list[str]) 
     assert output_names(model, outputs) == names
     assert list(outputs_by_name(model, outputs)) == names
     assert outputs_by_name(model, outputs)[names[0]] is A
-
-
-def test_labels_by_name_have_the_structure_of_the_outputs() -> None:
-    labels = {"difference": B, "sum": A}
-    assert targets_of(_functional(), [C, C], labels, "labels") == [A, B]
-    assert targets_of(_functional(outputs="one"), C, {"sum": A}, "labels") is A
-    assert targets_of(_functional(), [C, C], [A, B], "labels") == [A, B]
-    assert targets_of(_functional(), [C, C], None, "labels") is None
-    named = _functional(outputs="dict")
-    outputs = {"more": C, "less": C}
-    assert targets_of(named, outputs, {"less": B, "more": A}, "labels") == {"more": A, "less": B}
-
-
-def test_missing_labels_are_named() -> None:
-    with pytest.raises(ValueError, match=r"labels has the names \['sum'\] but lacks"):
-        targets_of(_functional(), [C, C], {"sum": A}, "labels")
-
-
-def test_weights_of_some_outputs_leave_the_others_alone() -> None:
-    weights = targets_of(_functional(), [C, C], {"difference": B}, "sample_weights")
-    assert weights == [None, B]
-
-
-def test_weights_of_unknown_outputs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"sample_weights received the unknown names \['total'\]"):
-        targets_of(_functional(), [C, C], {"total": B}, "sample_weights")
 
 
 # Copies of compiled Keras models.
@@ -577,7 +576,9 @@ def test_what_is_sent_makes_no_variable_before_it_is_called(
 
 def test_spec_of_training_has_the_loss_of_the_model_and_a_copy_of_its_optimizer() -> None:
     model = _model()
-    spec = _function(model)(X, Y, "train")
+    function = _function(model)
+    model.optimizer.learning_rate = 0.25  # too late
+    spec = function(X, Y, "train")
     copy = spec.train_op.variables
     assert [tuple(one.shape) for one in copy] == [tuple(v.shape) for v in model.trainable_variables]
     optimizer = spec.train_op.optimizer
@@ -588,21 +589,3 @@ def test_spec_of_training_has_the_loss_of_the_model_and_a_copy_of_its_optimizer(
         np.testing.assert_array_equal(one.numpy(), given.numpy())
     assert sorted(spec.predictions) == ["sum"]
     assert not spec.eval_metric_ops
-
-
-def test_layers_know_the_mode() -> None:
-    function = _function(_model(dropout=0.5))
-    alike = np.ones((64, 3), "float32")
-    outputs = {
-        mode: np.unique(function(alike, alike[:, :1], mode).predictions["sum"])
-        for mode in ("train", "eval", "infer")
-    }
-    assert len(outputs["train"]) > 1  # not the same numbers are dropped of each row
-    assert len(outputs["eval"]) == len(outputs["infer"]) == 1
-
-
-def test_rate_of_the_optimizer_is_that_of_the_moment() -> None:
-    model = _model()
-    function = _function(model)
-    model.optimizer.learning_rate = 0.25
-    assert float(function(X, Y, "train").train_op.optimizer.learning_rate) == 0.5

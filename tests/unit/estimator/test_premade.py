@@ -46,7 +46,7 @@ def assert_deep_weights(estimator, model: keras.Model) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+@pytest.mark.parametrize("num_replicas", [1, 4])
 def test_dnn_classifier_of_strings_is_that_of_one_device(num_replicas, tmp_path) -> None:
     def dnn(**kwargs):
         return sg.estimator.DNNClassifier(
@@ -243,12 +243,8 @@ def test_dropout_is_for_training_alone() -> None:
 
 def test_batch_norm_adds_two_trained_vectors_for_each_hidden_layer() -> None:
     _, variables = deep(batch_norm=True).logits({"x": X}, 1, training=True)
-    names = [variable.path.split("/")[1:] for variable in variables]
-    assert [name for name in names if name[0].startswith("batchnorm")] == [
-        ["batchnorm_0", "gamma"],
-        ["batchnorm_0", "beta"],
-        ["batchnorm_1", "gamma"],
-        ["batchnorm_1", "beta"],
+    assert [variable.path for variable in variables if "batchnorm" in variable.path] == [
+        f"dnn/batchnorm_{layer}/{kind}" for layer in (0, 1) for kind in ("gamma", "beta")
     ]
 
 
@@ -298,6 +294,7 @@ def test_linear_regressor_with_sums_is_that_of_one_device(tmp_path) -> None:
     assert result["prediction/mean"] == pytest.approx(expected.mean(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_export_predicts_of_encoded_features_what_the_estimator_predicts(tmp_path) -> None:
     pytest.importorskip(
         "flatbuffers", reason="exports need it: pip install 'stratagem[checkpoint]'"
@@ -358,17 +355,6 @@ def test_first_step_of_ftrl_is_that_of_keras() -> None:
     np.testing.assert_allclose(got, np.asarray(bias.value), rtol=1e-4, atol=1e-6)
 
 
-def test_estimator_takes_any_head() -> None:
-    head = sg.estimator.RegressionHead(label_dimension=2)
-    estimator = sg.estimator.BaselineEstimator(head, optimizer="SGD")
-    labels = np.array([[1.0, -1.0]] * 4, "float32")
-    data = _data({"x": np.zeros(4)}, labels)
-    estimator.train(data)
-    results = estimator.evaluate(data)
-    assert results["prediction/mean"] == pytest.approx(0, abs=1e-6)
-    assert results["average_loss"] < 1
-
-
 @pytest.mark.parametrize(
     ("make", "name", "rate"),
     [
@@ -406,7 +392,7 @@ def test_names_are_those_of_tensorflow(name, kind) -> None:
     assert float(optimizer_factory(name)().learning_rate) == float(kind().learning_rate)
 
 
-def test_optimizer_is_copied_with_its_settings_and_without_its_name() -> None:
+def test_optimizers_are_copied_with_their_settings_or_made_anew() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)
     inner = keras.optimizers.SGD(schedule, momentum=0.5, name="mine")
     make = optimizer_factory(keras.optimizers.LossScaleOptimizer(inner))
@@ -416,11 +402,8 @@ def test_optimizer_is_copied_with_its_settings_and_without_its_name() -> None:
     assert first.inner_optimizer.momentum == 0.5
     assert first.inner_optimizer.name != "mine"
     assert float(first.inner_optimizer.learning_rate) == 0.5
-
-
-def test_function_is_called_for_each_optimizer() -> None:
-    make = optimizer_factory(lambda: keras.optimizers.SGD(0.5))
-    assert make() is not make()
+    of_function = optimizer_factory(lambda: keras.optimizers.SGD(0.5))
+    assert of_function() is not of_function()
     with pytest.raises(ValueError, match="optimizer='Sgd' is not an optimizer"):
         optimizer_factory("Sgd")
 

@@ -73,55 +73,44 @@ def test_saves_by_steps_or_by_seconds(given, steps, secs) -> None:
     assert (config.save_checkpoints_steps, config.save_checkpoints_secs) == (steps, secs)
 
 
-def test_saving_by_both_is_an_error() -> None:
-    words = "RunConfig received save_checkpoints_steps=5 and save_checkpoints_secs=7"
-    with pytest.raises(ValueError, match=words):
-        RunConfig(save_checkpoints_steps=5, save_checkpoints_secs=7)
-    with pytest.raises(ValueError, match=words):
-        RunConfig().replace(save_checkpoints_steps=5, save_checkpoints_secs=7)
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("error", "given", "words"),
     [
-        ("save_summary_steps", -1),
-        ("save_checkpoints_steps", -1),
-        ("save_checkpoints_secs", -0.5),
-        ("keep_checkpoint_max", -1),
-        ("keep_checkpoint_every_n_hours", 0),
-        ("log_step_count_steps", 0),
-        ("experimental_max_worker_delay_secs", -1),
-        ("session_creation_timeout_secs", 0),
+        (ValueError, {"save_summary_steps": -1}, "steps=-1 is out of range"),
+        (ValueError, {"save_checkpoints_steps": -1}, "steps=-1 is out of range"),
+        (ValueError, {"save_checkpoints_secs": -0.5}, "secs=-0.5 is out of range"),
+        (ValueError, {"keep_checkpoint_max": -1}, "max=-1 is out of range"),
+        (ValueError, {"keep_checkpoint_every_n_hours": 0}, "hours=0 is out of range"),
+        (ValueError, {"log_step_count_steps": 0}, "steps=0 is out of range"),
+        (ValueError, {"experimental_max_worker_delay_secs": -1}, "secs=-1 is out of range"),
+        (ValueError, {"session_creation_timeout_secs": 0}, "secs=0 is out of range"),
+        (TypeError, {"tf_random_seed": 1.5}, r"tf_random_seed=1\.5 is of type float"),
+        (TypeError, {"save_summary_steps": "1"}, "save_summary_steps='1' is of type str"),
+        (TypeError, {"keep_checkpoint_max": True}, "keep_checkpoint_max=True is of type bool"),
+        (
+            ValueError,
+            {"save_checkpoints_steps": 5, "save_checkpoints_secs": 7},
+            "RunConfig received save_checkpoints_steps=5 and save_checkpoints_secs=7",
+        ),
+        (ValueError, {"device_fn": lambda op: "cpu"}, "device_fn=.* is not supported"),
+        (ValueError, {"protocol": "http"}, r"protocol received the unknown names \['http'\]"),
+        (TypeError, {"train_distribute": "mirrored"}, "train_distribute='mirrored' is of type str"),
+        (
+            TypeError,
+            {"experimental_distribute": sg.OneDeviceStrategy("cpu:0")},
+            "experimental_distribute=.* is of type OneDevice",
+        ),
     ],
 )
-def test_number_out_of_range_is_an_error(name, value) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value} is out of range"):
-        RunConfig(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("tf_random_seed", 1.5), ("save_summary_steps", "1"), ("keep_checkpoint_max", True)],
-)
-def test_number_of_another_type_is_an_error(name, value) -> None:
-    with pytest.raises(TypeError, match=rf"{name}=.* is of type"):
-        RunConfig(**{name: value})
+def test_settings_that_cannot_be_are_errors(error, given, words) -> None:
+    with pytest.raises(error, match=words):
+        RunConfig(**given)
 
 
 def test_numbers_that_mean_never_are_taken() -> None:
     config = RunConfig(None, np.int64(-3), 0, 0, keep_checkpoint_max=0, log_step_count_steps=None)
     assert (config.tf_random_seed, config.save_summary_steps) == (-3, 0)
-
-
-def test_device_function_is_an_error_that_names_the_strategy() -> None:
-    with pytest.raises(ValueError, match=r"device_fn=.* is not supported"):
-        RunConfig(device_fn=lambda op: "cpu")
-
-
-def test_protocol_is_checked_and_session_config_kept() -> None:
     assert RunConfig(protocol="grpc", session_config={"a": 1}).session_config == {"a": 1}
-    with pytest.raises(ValueError, match=r"protocol received the unknown names \['http'\]"):
-        RunConfig(protocol="http")
 
 
 def test_replace_changes_only_what_is_named() -> None:
@@ -132,6 +121,8 @@ def test_replace_changes_only_what_is_named() -> None:
     assert (config.model_dir, config.save_checkpoints_secs) == ("a", 60)
     back = other.replace(save_checkpoints_secs=5)
     assert (back.save_checkpoints_steps, back.save_checkpoints_secs) == (None, 5)
+    with pytest.raises(ValueError, match="save_checkpoints_steps=5 and save_checkpoints_secs=7"):
+        config.replace(save_checkpoints_steps=5, save_checkpoints_secs=7)
 
 
 def test_replacing_an_unknown_name_is_an_error() -> None:
@@ -266,17 +257,10 @@ def test_strategies_come_from_either_place() -> None:
     assert config.replace(tf_random_seed=2).eval_distribute is b
     with pytest.raises(ValueError, match="train_distribute is set both directly"):
         RunConfig(train_distribute=a, experimental_distribute=DistributeConfig(b))
-    with pytest.raises(ValueError, match="eval_distribute is set both directly"):
-        config.replace(eval_distribute=a)
-
-
-def test_what_is_no_strategy_is_an_error() -> None:
-    with pytest.raises(TypeError, match="train_distribute='mirrored' is of type str"):
-        RunConfig(train_distribute="mirrored")
     with pytest.raises(TypeError, match="eval_distribute='mirrored' is of type str"):
         DistributeConfig(None, "mirrored")
-    with pytest.raises(TypeError, match=r"experimental_distribute=.* is of type OneDevice"):
-        RunConfig(experimental_distribute=sg.OneDeviceStrategy("cpu:0"))
+    with pytest.raises(ValueError, match="eval_distribute is set both directly"):
+        config.replace(eval_distribute=a)
 
 
 def test_remote_cluster_is_a_clients(monkeypatch) -> None:
@@ -302,13 +286,10 @@ def test_function_makes_one_strategy_for_all_that_name_it() -> None:
     assert made.num_replicas_in_sync == 2
     assert training_strategy(sg.estimator.RunConfig(train_distribute=make)) is made
     assert resolve_strategy(lambda: sg.OneDeviceStrategy("cpu:1")) is not made
-
-
-def test_strategies_and_none_are_themselves() -> None:
-    strategy = sg.OneDeviceStrategy("cpu:0")
-    assert resolve_strategy(strategy) is strategy
-    assert resolve_strategy(None) is None
+    assert resolve_strategy(made) is made
     assert training_strategy(sg.estimator.RunConfig()) is None
+    with pytest.raises(TypeError, match="=3 is of type int"):
+        resolve_strategy(lambda: 3)
 
 
 @pytest.mark.slow
@@ -329,11 +310,6 @@ def test_estimator_trains_and_evaluates_with_what_functions_make(tmp_path) -> No
     alone = sg.estimator.Estimator(model_fn, tmp_path).evaluate(lambda: (X, Y))
     assert evaluated["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert len(made) == 1
-
-
-def test_function_that_makes_something_else_is_reported() -> None:
-    with pytest.raises(TypeError, match="=3 is of type int"):
-        resolve_strategy(lambda: 3)
 
 
 def test_cluster_with_servers_trains_on_them_where_nobody_asks_for_more(monkeypatch) -> None:

@@ -51,8 +51,11 @@ class Listener(CheckpointSaverListener):
 )
 def test_saves_at_the_start_every_n_steps_and_at_the_end(start, num_steps, saved) -> None:
     session = FakeSession(global_step=start)
-    session.loop([CheckpointSaverHook("model", save_steps=3)], num_steps)
+    hook = CheckpointSaverHook("model", save_steps=3, scaffold=sg.estimator.Scaffold())
+    session.loop([hook], num_steps)
     assert session.saved == saved
+    session.loop([hook], 1)  # a second run saves its start
+    assert session.saved[len(saved) :] == [saved[-1], saved[-1] + 1]
 
 
 def test_saves_every_n_seconds() -> None:
@@ -95,13 +98,6 @@ def test_listener_of_another_process_ends_training(monkeypatch) -> None:
     assert session.loop([CheckpointSaverHook("model", save_steps=2)], 100) == 4
 
 
-def test_second_run_saves_its_start() -> None:
-    hook, session = CheckpointSaverHook("model", save_steps=5), FakeSession()
-    session.loop([hook], 2)
-    session.loop([hook], 2)
-    assert session.saved == [0, 2, 2, 4]
-
-
 class Saver:
     def __init__(self) -> None:
         self.sessions = []
@@ -121,13 +117,6 @@ def test_saver_saves_instead_of_the_session() -> None:
     session.loop(hooks, 2)
     assert session.saved == []
     assert saver.sessions == scaffolds.sessions == [(session, 0), (session, 2)]
-
-
-def test_scaffold_without_saver_leaves_it_to_the_session() -> None:
-    session = FakeSession()
-    hook = CheckpointSaverHook("model", save_steps=2, scaffold=sg.estimator.Scaffold())
-    session.loop([hook], 2)
-    assert session.saved == [0, 2]
 
 
 def test_other_folder_without_saver_is_an_error() -> None:
@@ -158,10 +147,12 @@ def session_of(tmp_path, **options) -> FakeSession:
 def test_writes_the_first_step_and_every_nth(tmp_path) -> None:
     session = session_of(tmp_path, global_step=10)
     op = {"my_loss": "loss", "other": "x"}
-    session.loop([SummarySaverHook(3, output_dir=tmp_path / "logs", summary_op=op)], 5)
-    points = [(11, 2.75), (14, 3.5)]
+    hook = SummarySaverHook(3, output_dir=tmp_path / "logs", summary_op=op)
+    session.loop([hook], 5)
+    session.loop([hook], 1)  # with a writer of its own
+    points = [(11, 2.75), (14, 3.5), (16, 4.0)]
     assert read_scalars(tmp_path / "logs") == {"my_loss": points, "other": points}
-    assert [step for step, _ in session.fetched] == [11, 14]
+    assert [step for step, _ in session.fetched] == [11, 14, 16]
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -183,14 +174,6 @@ def test_only_the_chief_writes(tmp_path) -> None:
     session.is_chief = False
     session.loop([SummarySaverHook(1, output_dir=tmp_path / "logs", summary_op="loss")], 2)
     assert not (tmp_path / "logs").exists()
-
-
-def test_own_writer_is_made_anew_in_a_second_run(tmp_path) -> None:
-    hook, session = SummarySaverHook(1, None, tmp_path / "logs", summary_op="loss"), None
-    session = session_of(tmp_path)
-    session.loop([hook], 1)
-    session.loop([hook], 1)
-    assert [step for step, _ in read_scalars(tmp_path / "logs")["loss"]] == [1, 2]
 
 
 # StepCounterHook logs steps per second and writes summaries.
@@ -219,13 +202,9 @@ def test_counts_every_n_seconds(tmp_path, lines) -> None:
     clock = FakeClock()
     hook = StepCounterHook(None, 1.5, clock=clock)
     session_in_time(tmp_path, clock, 0.5).loop([hook], 7)
+    still = StepCounterHook(1, clock=clock)
+    session_in_time(tmp_path, clock, 0.0).loop([still], 4)  # gives no number
     assert lines() == ["global_step/sec: 2", "global_step/sec: 2"]
-
-
-def test_time_that_stands_still_gives_no_number(tmp_path, lines) -> None:
-    clock = FakeClock()
-    session_in_time(tmp_path, clock, 0.0).loop([StepCounterHook(1, clock=clock)], 4)
-    assert lines() == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import jax
@@ -74,29 +73,6 @@ def test_dense_classifier_is_that_of_one_device(make, num_replicas, tmp_path) ->
         fit_in_order(model, x, y)
     assert_same_weights(estimator, model)
     assert estimator.get_variable_value("global_step") == 10
-
-
-@pytest.mark.slow
-@of_strategies("no strategy", "mirrored 2")
-def test_network_with_batch_normalization_is_that_of_one_device(
-    make, num_replicas, tmp_path
-) -> None:
-    x, y = examples(24, (6, 6, 2))
-    several = num_replicas > 1
-    model_fn = classifier(
-        lambda: convolutional_layers(synchronized=several, dropout=0.0),
-        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    )
-    estimator = estimator_of(model_fn, tmp_path, make())
-    estimator.train(dataset_of(x, y, GLOBAL_BATCH // num_replicas))
-
-    model = plain_model(
-        convolutional_layers(synchronized=False, dropout=0.0),
-        keras.optimizers.SGD(0.05, momentum=0.9),
-        (6, 6, 2),
-    )
-    fit_in_order(model, x, y)
-    assert_same_weights(estimator, model)
 
 
 @pytest.mark.slow
@@ -190,58 +166,6 @@ def test_two_optimizers_update_from_the_same_weights(num_replicas, tmp_path) -> 
             trained = estimator.get_variable_value(f"{name}/{part}")
             np.testing.assert_allclose(trained, value, atol=1e-5)
     assert estimator.get_variable_value("global_step") == 3
-
-
-def table_of_words(features, labels, mode, params):
-    """A table large enough for sparse gradients, and an optimizer with loss scaling."""
-    normal = keras.initializers.RandomNormal(seed=1)
-    rows = keras.layers.Embedding(20_000, 8, embeddings_initializer=normal)(features)
-    outputs = keras.layers.Dense(1, kernel_initializer=normal)(keras.ops.mean(rows, axis=1))
-    loss = keras.ops.mean((outputs[:, 0] - labels) ** 2)
-    optimizer = keras.optimizers.Adagrad(0.1)
-    if params["scales"]:
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scales", [False, True])
-def test_tables_are_trained_wherever_they_are_kept(scales, tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 20_000, (32, 4)).astype("int32")
-    labels = rng.normal(size=32).astype("float32")
-    strategies = {
-        "alone": None,
-        "mirrored": sg.MirroredStrategy(["cpu:0", "cpu:1"]),
-        "central": sg.CentralStorageStrategy(["cpu:0", "cpu:1"]),
-        "sharded": sg.HybridStrategy(["cpu:0", "cpu:1"], placement={"embeddings": "sharded"}),
-    }
-    tables = {}
-    for name, strategy in strategies.items():
-        config = sg.estimator.RunConfig(train_distribute=strategy, save_summary_steps=None)
-        estimator = sg.estimator.Estimator(
-            table_of_words, tmp_path / name, config, params={"scales": scales}
-        )
-        batch_size = GLOBAL_BATCH if strategy is None else GLOBAL_BATCH // 2
-        estimator.train(dataset_of(ids, labels, batch_size))
-        tables[name] = estimator.get_variable_value("embedding/embeddings")
-
-    model = keras.Sequential(
-        [
-            keras.layers.Embedding(
-                20_000, 8, embeddings_initializer=keras.initializers.RandomNormal(seed=1)
-            ),
-            keras.layers.GlobalAveragePooling1D(),
-            keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(seed=1)),
-        ]
-    )
-    model.compile(keras.optimizers.Adagrad(0.1), "mse")
-    for i in range(0, 32, GLOBAL_BATCH):
-        model.train_on_batch(ids[i : i + GLOBAL_BATCH], labels[i : i + GLOBAL_BATCH])
-    expected = np.asarray(model.layers[0].embeddings.value)
-    assert len(np.unique(ids)) > 100
-    for name, table in tables.items():
-        np.testing.assert_allclose(table, expected, atol=1e-5, err_msg=name)
 
 
 # A real Estimator with hooks, exporters and in-memory input functions.
@@ -346,30 +270,6 @@ def test_best_model_is_exported_and_predicts(tmp_path) -> None:
         )
     assert len(list((tmp_path / "model" / "export" / "best").iterdir())) >= 1
     assert len(list((tmp_path / "model" / "export" / "final").iterdir())) == 1
-
-
-def test_hooks_see_values_of_their_steps(tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO, logger="stratagem.estimator")
-    estimator = linear_estimator(tmp_path, log=4, log_step_count_steps=None)
-    final = est.FinalOpsHook(["loss", "global_step"])
-    summaries = est.SummarySaverHook(
-        3, output_dir=tmp_path / "logs", summary_op={"my_loss": "loss"}
-    )
-    stop = est.StopAtStepHook(num_steps=6)
-    estimator.train(train_fn(), hooks=[final, summaries, stop])
-    losses = []
-    for step in range(6):
-        kernel, bias = in_numpy(step, 4)
-        rows = np.arange(4 * step, 4 * step + 4) % 16
-        losses.append(np.mean((TRAIN_X[rows] @ kernel + bias - TRAIN_Y[rows]) ** 2))
-    np.testing.assert_allclose(final.final_ops_values[0], losses[5], rtol=1e-4)
-    assert int(final.final_ops_values[1]) == 6
-    points = read_scalars(tmp_path / "logs")["my_loss"]
-    assert [step for step, _ in points] == [1, 4]
-    np.testing.assert_allclose([value for _, value in points], [losses[0], losses[3]], rtol=1e-4)
-    traced = [m for m in (r.getMessage() for r in caplog.records) if m.startswith("traced")]
-    got = [float(message.split(" = ")[1].split(" ")[0]) for message in traced]
-    np.testing.assert_allclose(got, [2 * losses[0], 2 * losses[4]], rtol=1e-4)
 
 
 def test_speed_of_training_is_written(tmp_path) -> None:

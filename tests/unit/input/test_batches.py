@@ -515,6 +515,20 @@ def test_steps_that_were_read_at_once_are_placed_as_their_batches(num_replicas: 
     assert (placed.signature, placed.num_steps) == (expected.signature, 3)
 
 
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_arrays_of_a_device_are_split_as_those_of_the_host(num_steps: int) -> None:
+    rows = np.arange(10, dtype="float32").reshape(5, 2)
+    on_host = [take_batch((rows + step,), 3) for step in range(num_steps)]
+    # On an accelerator take_batch leaves them where they are.
+    on_device = [
+        dataclasses.replace(batch, arrays=[jnp.asarray(array) for array in batch.arrays])
+        for batch in on_host
+    ]
+    expected, placed = (place(one, mirrored(3).topology) for one in (on_host, on_device))
+    np.testing.assert_array_equal(placed.arrays[0], expected.arrays[0])
+    assert placed.arrays[0].sharding.spec == expected.arrays[0].sharding.spec
+
+
 # Sizes into which a worker cuts the stream of its own files.
 
 

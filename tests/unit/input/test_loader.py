@@ -104,6 +104,15 @@ def _num_read(iterator: sg.DistributedIterator) -> tuple[int, int]:
     return source["num_ended"], source["source"]["num_read"] + position["then_read"]
 
 
+def test_steps_of_a_call_join_batches_that_were_loaded_ahead() -> None:
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    iterator = iter(strategy.distribute_dataset(sg.input.Dataset(arrays(), batch_size=BATCH_SIZE)))
+    for _ in range(20):
+        next(iterator)
+    first = strategy.run_steps(lambda batch: batch[1][0], iterator, 30)
+    np.testing.assert_array_equal(first, np.arange(20, 50) * BATCH_SIZE)
+
+
 def test_rows_that_do_not_divide_are_read_batch_by_batch() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     dataset = strategy.distribute_dataset(sg.input.Dataset(np.arange(15), batch_size=3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from typing import Any
 
@@ -16,7 +15,7 @@ import stratagem as sg
 from stratagem.devices.finding import planning_for
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
-from stratagem.planning.memory import CompilerMemory, device_bytes, step_programs
+from stratagem.planning.memory import device_bytes, step_programs
 from stratagem.planning.result import Plan, show_plan
 from stratagem.planning.targets import parse_target
 
@@ -109,17 +108,6 @@ def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, want
     assert int(model.optimizer.iterations.value) == 2
 
 
-@pytest.mark.slow
-def test_layouts_are_planned_with_sharded_state() -> None:
-    strategy = _divided()
-    with strategy.scope():
-        model = _model()
-    divided = sg.plan(model, _BATCH, "4xH100")
-    both = sg.plan(model, _BATCH, "4xH100", shard_state="all")
-    assert both.shard_state == "all"
-    assert both.memory.state_bytes < divided.memory.state_bytes
-
-
 @pytest.fixture(scope="module")
 def mirrored() -> Plan:
     return sg.plan(_model, _BATCH, "4xH100")
@@ -193,17 +181,6 @@ def _table() -> keras.Model:
 _IDS = (np.zeros((16, 8), "int32"), np.zeros((16, 1), "float32"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [_table, _table()])
-def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
-    plan = sg.plan(make, _IDS, "2xH100", shard_state="all")
-    table = 4 * _NUM_ROWS * _ROW
-    assert plan.memory.parameters_bytes == pytest.approx(table / 2, rel=0.001)
-    assert plan.memory.optimizer_bytes == pytest.approx(table / 2, rel=0.001)
-    assert plan.reduced_bytes < 0.05 * table
-    assert plan.memory.temporary_bytes < 1.1 * table
-
-
 def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> None:
     """Whether the table's optimizer leaves rows alone is tried without all that it keeps."""
     made: list[int] = []
@@ -215,8 +192,12 @@ def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> 
 
     monkeypatch.setattr("stratagem.keras.numerics.optimizer.jnp.full", counted)
     plan = sg.plan(_table, _IDS, "2xH100", shard_state="all")
-    assert plan.memory.optimizer_bytes > 2**20
     assert max(made) == 1
+    table = 4 * _NUM_ROWS * _ROW
+    assert plan.memory.parameters_bytes == pytest.approx(table / 2, rel=0.001)
+    assert plan.memory.optimizer_bytes == pytest.approx(table / 2, rel=0.001)
+    assert plan.reduced_bytes < 0.05 * table  # only rows are gathered
+    assert plan.memory.temporary_bytes < 1.1 * table
 
 
 def test_only_variables_of_a_rule_are_sharded() -> None:
@@ -228,16 +209,6 @@ def test_only_variables_of_a_rule_are_sharded() -> None:
     assert plan.memory.parameters_bytes == kept
     assert plan.memory.optimizer_bytes == kept + 8
     assert plan.shared_state_bytes == {}
-
-
-@pytest.mark.slow
-def test_a_function_is_planned_under_the_rules_of_a_strategy() -> None:
-    strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "sharded"})
-    kept = _NUM_ROWS * _ROW + 4 * (_ROW + 1)
-    by_rule = sg.plan(_table, _IDS, "4xH100", strategy=strategy)
-    assert by_rule.memory.parameters_bytes == kept
-    of_optimizer = sg.plan(_table, _IDS, "4xH100", strategy=strategy, shard_state="optimizer")
-    assert of_optimizer.memory.parameters_bytes == 4 * kept - 3 * 4 * (_ROW + 1)
 
 
 def test_rule_for_nothing_is_reported() -> None:
@@ -312,15 +283,3 @@ def test_program_of_a_step_with_a_shared_table() -> None:
     sizes = sorted(map(device_bytes, program.lasting))
     assert sizes[-2:] == [halves, halves]  # the table and what Adagrad keeps
     assert sum(sizes[:-2]) < 2000 + 8 * 8 * 4  # of the batch a part
-
-
-# Memory of a compiled program, from the figures of the compiler.
-
-
-def test_peak_and_passing_memory() -> None:
-    memory = CompilerMemory(
-        argument_bytes=100, output_bytes=60, alias_bytes=50, temp_bytes=7, code_bytes=2
-    )
-    assert memory.peak_bytes == 100 + 10 + 7 + 2
-    lasting = dataclasses.replace(memory, lasting_bytes=80)
-    assert lasting.passing_bytes == 100 - 80 + 10 + 7

@@ -16,10 +16,8 @@ import stratagem as sg
 from stratagem.logs import size_text
 from stratagem.planning.result import (
     Plan,
-    count_text,
     headline,
     show_plan,
-    time_text,
     verdict,
 )
 from stratagem.planning.schedule import Reduction
@@ -56,12 +54,23 @@ def test_memory_of_variables_is_arithmetic(plan) -> None:
     assert memory.batch_bytes == memory.next_batch_bytes == 8 * (64 + 1) * 4
 
 
-def test_temporaries_are_the_compilers(plan) -> None:
+def test_messages_and_temporaries_are_the_compilers_that_stands_in(plan) -> None:
     """Gradients must be there, and with eight examples there is little besides."""
     memory = plan.memory
     assert 0.9 * memory.gradients_bytes < memory.temporary_bytes < 4 * memory.gradients_bytes
     assert memory.total_bytes == sum(size for _, size in memory.parts())
     assert plan.fits
+    assert {one.kind for one in plan.reductions} == {"all-reduce"}
+    assert plan.reduced_bytes == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
+    assert plan.hidden_share == 0  # of a program for CPUs that is not known
+    assert not plan.is_scheduled
+    assert plan.compiler == "cpu"
+    assert any("jax-cuda12-pjrt" in note for note in plan.notes)
+    # Its operations are not those of a GPU.
+    assert (plan.num_launches, plan.step.launch_s) == (0, 0)
+    assert [time.num_devices for time in plan.scaling] == [1, 2, 4]
+    assert plan.step is plan.scaling[-1]
+    assert plan.step.step_s > plan.scaling[0].step_s
 
 
 def test_operations_are_those_of_two_dense_layers(plan) -> None:
@@ -69,19 +78,6 @@ def test_operations_are_those_of_two_dense_layers(plan) -> None:
     first, second = 2 * 8 * 64 * 512, 2 * 8 * 512 * 10
     assert plan.flops == {"float32": 2 * first + 3 * second}
     assert plan.products_s == pytest.approx((2 * first + 3 * second) / (494.7e12 / 2))
-
-
-def test_all_gradients_are_summed(plan) -> None:
-    assert {one.kind for one in plan.reductions} == {"all-reduce"}
-    assert plan.reduced_bytes == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
-    assert plan.hidden_share == 0  # of a program for CPUs that is not known
-    assert not plan.is_scheduled
-
-
-def test_scaling_ends_with_the_target(plan) -> None:
-    assert [time.num_devices for time in plan.scaling] == [1, 2, 4]
-    assert plan.step is plan.scaling[-1]
-    assert plan.step.step_s > plan.scaling[0].step_s
 
 
 def test_step_on_other_sizes_of_machine(plan) -> None:
@@ -116,13 +112,6 @@ def test_plan_is_json(plan) -> None:
     assert (fields["global_batch"], fields["per_device_batch"]) == (32, 8)
     assert fields["assumptions"]["compute_share"] == 0.5
     assert fields["accelerator"]["name"] == "H100"
-
-
-def test_the_cpu_stands_in_and_the_plan_says_so(plan) -> None:
-    assert plan.compiler == "cpu"
-    assert any("jax-cuda12-pjrt" in note for note in plan.notes)
-    # Its operations are not those of a GPU.
-    assert (plan.num_launches, plan.step.launch_s) == (0, 0)
 
 
 def test_plan_matches_the_real_step_and_the_model_is_unchanged() -> None:
@@ -222,11 +211,18 @@ def test_large_model_takes_no_memory_here() -> None:
         (lambda: 3, _BATCH, TypeError, "The function passed to plan returned a int"),
         (lambda x, y: x, _BATCH, ValueError, "plan received a step without a strategy"),
         (lambda: keras.Sequential(), _BATCH, ValueError, "is not compiled with an optimizer"),
+        (lambda: _frozen(), _BATCH, ValueError, "has no trainable variable"),
     ],
 )
 def test_what_cannot_be_planned(what, batch, error, message) -> None:
     with pytest.raises(error, match=message):
         sg.plan(what, batch, "2xH100")
+
+
+def _frozen() -> keras.Model:
+    model = _model()
+    model.trainable = False
+    return model
 
 
 def test_model_of_parameter_servers() -> None:
@@ -236,13 +232,9 @@ def test_model_of_parameter_servers() -> None:
     strategy.executor.schedules = True  # as theirs do
     with pytest.raises(ValueError, match="a strategy whose replicas run in lockstep"):
         sg.plan(model, _BATCH, "2xH100")
-
-
-def test_model_that_trains_nothing() -> None:
-    model = _model()
-    model.trainable = False
-    with pytest.raises(ValueError, match="has no trainable variable"):
-        sg.plan(model, _BATCH, "2xH100")
+    apart = sg.LocalUpdateStrategy(devices=["cpu:0", "cpu:1"])
+    with pytest.raises(ValueError, match=r"no copy for each replica(?s:.)*makes and compiles"):
+        sg.plan(_model(), _BATCH, "4xH100", strategy=apart)
 
 
 def test_eager_steps_cannot_be_planned() -> None:
@@ -265,12 +257,6 @@ def test_local_updates_send_in_one_of_many_steps() -> None:
     assert plan.step.reduction_s < lockstep.step.reduction_s / 25
     assert "every 50 steps" in str(plan)
     json.dumps(plan.to_dict())
-
-
-def test_model_without_copies_cannot_be_planned_to_train_apart() -> None:
-    strategy = sg.LocalUpdateStrategy(devices=["cpu:0", "cpu:1"])
-    with pytest.raises(ValueError, match=r"no copy for each replica(?s:.)*makes and compiles"):
-        sg.plan(_model(), _BATCH, "4xH100", strategy=strategy)
 
 
 # Tables of a plan.
@@ -367,21 +353,6 @@ def test_plan_that_does_not_fit_shows_sharded_sizes(report) -> None:
     assert told in text.replace("\n", " ")
 
 
-def test_headline_says_how_replicas_are_placed(report) -> None:
-    assert headline(dataclasses.replace(report, shard_state="all")).startswith(
-        f"{report.title} on 2xH100, shard_state=all: 65.8 k parameters"
-    )
-    one = headline(dataclasses.replace(report, num_replicas=1))
-    assert "1 replica of 2 devices: " in one
-    assert one.endswith("8 per replica")
-
-
-def test_times_and_counts() -> None:
-    times = [time_text(seconds) for seconds in (0, 2e-6, 0.01, 2)]
-    assert times == ["0 us", "2 us", "10.0 ms", "2.00 s"]
-    assert [count_text(number) for number in (7, 1200, 2.5e15)] == ["7", "1.2 k", "2.5 P"]
-
-
 def test_plan_prints_its_tables(report) -> None:
     text = str(report)
     for line in (headline(report), verdict(report), "Communication per step", "all-reduce"):
@@ -391,3 +362,9 @@ def test_plan_prints_its_tables(report) -> None:
     texts = require_plain(report._repr_html_()).texts
     assert texts[:2] == [headline(report), verdict(report)]
     assert size_text(report.memory.total_bytes) in texts
+    assert headline(dataclasses.replace(report, shard_state="all")).startswith(
+        f"{report.title} on 2xH100, shard_state=all: 65.8 k parameters"
+    )
+    one = headline(dataclasses.replace(report, num_replicas=1))
+    assert "1 replica of 2 devices: " in one
+    assert one.endswith("8 per replica")

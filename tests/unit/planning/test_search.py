@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -55,44 +54,6 @@ def test_another_global_batch() -> None:
             with_global_batch(step, wrong)
 
 
-def test_script_that_exits_before_it_trains() -> None:
-    argv, search = list(sys.argv), list(sys.path)
-    with pytest.raises(RuntimeError, match="exited with 'no training asked for' before it trained"):
-        capture_script(_PROGRAMS / "loop.py", ["--never"], parse_target("2xH100"))
-    assert (sys.argv, sys.path) == (argv, search)
-
-
-def test_script_without_a_strategy_is_planned_as_mirrored() -> None:
-    target = parse_target("4xH100")
-    step = capture_script(_PROGRAMS / "plain.py", [], target)
-    assert step.strategy.num_replicas_in_sync == 4
-    assert step.arguments.batch.size == 4
-    assert sum(variable.trainable for variable in step.trace.written) == 4
-
-
-def test_script_that_is_not_there() -> None:
-    with pytest.raises(FileNotFoundError, match=r"Script 'nowhere.py' does not exist"):
-        capture_script("nowhere.py", [], parse_target("2xH100"))
-
-
-def test_error_of_a_script_is_its_own(tmp_path) -> None:
-    script = tmp_path / "wrong.py"
-    script.write_text("import sys\nassert sys.argv[1:] == ['a']\n{}['missing']\n")
-    with pytest.raises(KeyError, match="missing"):
-        capture_script(script, ["a"], parse_target("2xH100"))
-
-
-def test_script_that_names_one_device_uses_one(tmp_path) -> None:
-    script = tmp_path / "one.py"
-    source = (_PROGRAMS / "loop.py").read_text()
-    mirrored, one = 'sg.MirroredStrategy(["cpu:0", "cpu:1"])', 'sg.OneDeviceStrategy("gpu:0")'
-    script.write_text(source.replace(mirrored, one))
-    target = parse_target("8xH100")
-    plan = plan_step(capture_script(script, [], target), target, title="one.py")
-    assert (plan.target.name, plan.global_batch, plan.reductions) == ("1xH100", 6, ())
-    assert "The plan is for 1 device, as the strategy uses." in plan.notes
-
-
 def test_step_without_a_batch_takes_no_other(tmp_path) -> None:
     script = tmp_path / "counts.py"
     script.write_text(
@@ -107,24 +68,37 @@ def test_step_without_a_batch_takes_no_other(tmp_path) -> None:
         with_global_batch(step, 8)
 
 
-@pytest.mark.slow
-def test_a_billion_parameters_take_no_memory_here() -> None:
-    """With Adam's moments they would be 13.7 GB."""
-    before = sum(array.nbytes for array in jax.live_arrays())
-    script = _EXAMPLES / "plan" / "train_transformer.py"
-    policy = keras.config.dtype_policy()
-    try:
-        with jax.numpy_dtype_promotion("standard"):  # which Keras's attention needs
-            step = capture_script(script, [], parse_target("8xH100"))
-    finally:
-        keras.config.set_dtype_policy(policy)
-    trained = [variable for variable in step.trace.written if variable.trainable]
-    width, tokens = 2048, 32_000
-    # A block: attention and a layer of four times its width, with their biases and norms.
-    block = 4 * (width + 1) * width + (width + 1) * 4 * width + (4 * width + 1) * width + 4 * width
-    whole = tokens * width + 20 * block + 2 * width + (width + 1) * tokens
-    assert sum(math.prod(variable.shape) for variable in trained) == whole
-    assert sum(array.nbytes for array in jax.live_arrays()) - before < 10**8
+def test_script_that_exits_or_fails_before_it_trains(tmp_path) -> None:
+    argv, search = list(sys.argv), list(sys.path)
+    target = parse_target("2xH100")
+    with pytest.raises(RuntimeError, match="exited with 'no training asked for' before it trained"):
+        capture_script(_PROGRAMS / "loop.py", ["--never"], target)
+    script = tmp_path / "wrong.py"
+    script.write_text("import sys\nassert sys.argv[1:] == ['a']\n{}['missing']\n")
+    with pytest.raises(KeyError, match="missing"):
+        capture_script(script, ["a"], target)
+    with pytest.raises(FileNotFoundError, match=r"Script 'nowhere.py' does not exist"):
+        capture_script("nowhere.py", [], target)
+    assert (sys.argv, sys.path) == (argv, search)
+
+
+def test_script_without_a_strategy_is_planned_as_mirrored() -> None:
+    target = parse_target("4xH100")
+    step = capture_script(_PROGRAMS / "plain.py", [], target)
+    assert step.strategy.num_replicas_in_sync == 4
+    assert step.arguments.batch.size == 4
+    assert sum(variable.trainable for variable in step.trace.written) == 4
+
+
+def test_script_that_names_one_device_uses_one(tmp_path) -> None:
+    script = tmp_path / "one.py"
+    source = (_PROGRAMS / "loop.py").read_text()
+    mirrored, one = 'sg.MirroredStrategy(["cpu:0", "cpu:1"])', 'sg.OneDeviceStrategy("gpu:0")'
+    script.write_text(source.replace(mirrored, one))
+    target = parse_target("8xH100")
+    plan = plan_step(capture_script(script, [], target), target, title="one.py")
+    assert (plan.target.name, plan.global_batch, plan.reductions) == ("1xH100", 6, ())
+    assert "The plan is for 1 device, as the strategy uses." in plan.notes
 
 
 @pytest.mark.parametrize(
@@ -205,31 +179,34 @@ def test_attached_devices_of_the_kind_compile(
     assert [device.id for device in found] == expected
 
 
-def test_step_that_the_compiler_refuses(step, has_plugin, monkeypatch) -> None:
-    def refuse(step, target):
-        raise jax.errors.JaxRuntimeError(
+@pytest.mark.parametrize(
+    ("message", "is_refused", "note"),
+    [
+        (
             "RESOURCE_EXHAUSTED: out of memory in memory space hbm.\n"
-            "Used 19.45G of 15.75G hbm. Exceeded hbm capacity by 3.70G.\n"
-        )
+            "Used 19.45G of 15.75G hbm. Exceeded hbm capacity by 3.70G.\n",
+            True,
+            "Used 19.45G of 15.75G hbm",
+        ),
+        (
+            "UNIMPLEMENTED: no library for it\nmore",
+            False,
+            "Compiled for CPU: the compiler for GPU failed (UNIMPLEMENTED: no library for it).",
+        ),
+    ],
+)
+def test_step_that_the_compiler_refuses(
+    step, has_plugin, monkeypatch, message, is_refused, note
+) -> None:
+    def refuse(step, target):
+        raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(compilers, "_compile_for", refuse)
     compiled = compile_step(step, _TARGET)
-    assert (compiled.is_refused, compiled.compiler) == (True, "cpu")
-    assert "Used 19.45G of 15.75G hbm" in compiled.notes[0]
+    assert (compiled.is_refused, compiled.compiler) == (is_refused, "cpu")
+    assert note in compiled.notes[0]
     (program,) = compiled.programs
     assert program.memory.argument_bytes > 0
-
-
-def test_step_that_the_compiler_cannot_do(step, has_plugin, monkeypatch) -> None:
-    def fail(step, target):
-        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no library for it\nmore")
-
-    monkeypatch.setattr(compilers, "_compile_for", fail)
-    compiled = compile_step(step, _TARGET)
-    assert not compiled.is_refused
-    assert compiled.notes == (
-        "Compiled for CPU: the compiler for GPU failed (UNIMPLEMENTED: no library for it).",
-    )
 
 
 def test_other_process_that_fails_is_reported(step, monkeypatch) -> None:
@@ -267,31 +244,20 @@ def test_machine_of_a_name(text, name, num_devices, num_groups) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["8xH101", "v5e", "8", "x", "", "8xH100:2x2", "v7:2x2", "8 x H100"]
+    ("text", "error", "words"),
+    [
+        *[
+            (text, ValueError, r"(is not a known machine|names a TPU without)(?s:.)*v5e:4x4")
+            for text in ("8xH101", "v5e", "8", "x", "", "8xH100:2x2", "v7:2x2", "8 x H100")
+        ],
+        *[(text, ValueError, "has no devices") for text in ("0xH100", "v5e:0x4", "0xv5e:2x2")],
+        ("12xH100", ValueError, r"12 GPUs do not fill hosts of 8(?s:.)*use 8 or 16"),
+        (8, TypeError, "is of type int"),
+    ],
 )
-def test_unknown_machine_lists_known_ones(text) -> None:
-    with pytest.raises(
-        ValueError, match=r"is not a known machine|names a TPU without the shape"
-    ) as raised:
+def test_unknown_machine_is_refused(text, error, words) -> None:
+    with pytest.raises(error, match=words):
         parse_target(text)
-    assert "v5e:4x4" in str(raised.value)
-
-
-@pytest.mark.parametrize("text", ["0xH100", "v5e:0x4", "0xv5e:2x2"])
-def test_machine_without_devices(text) -> None:
-    with pytest.raises(ValueError, match="has no devices"):
-        parse_target(text)
-
-
-def test_gpus_that_fill_no_hosts() -> None:
-    with pytest.raises(ValueError, match=r"12 GPUs do not fill hosts of 8") as raised:
-        parse_target("12xH100")
-    assert "use 8 or 16" in str(raised.value)
-
-
-def test_target_that_is_not_a_string() -> None:
-    with pytest.raises(TypeError, match="is of type int"):
-        parse_target(8)
 
 
 @pytest.mark.parametrize(
@@ -310,19 +276,8 @@ def test_sizes_to_scale_over(text, sizes) -> None:
     assert target.sizes() == sizes
     assert [target.of_size(size).num_devices for size in sizes] == sizes
     assert target.of_size(sizes[-1]) == target
-
-
-@pytest.mark.parametrize(
-    ("text", "num_devices", "larger"),
-    [
-        ("2xH100", 8, "8xH100"),
-        ("2xH100", 4096, "4096xH100"),
-        ("64xH100", 128, "128xH100"),
-        ("v5e:4x4", 64, "4xv5e:4x4"),
-    ],
-)
-def test_larger_machines_have_full_hosts(text, num_devices, larger) -> None:
-    assert parse_target(text).of_size(num_devices) == parse_target(larger)
+    if target.num_groups > 1 or target.accelerator.platform == "tpu":
+        assert target.of_size(2 * sizes[-1]).num_groups == 2 * target.num_groups
 
 
 def test_topology_has_hosts_and_slices() -> None:
@@ -359,9 +314,6 @@ def test_a_small_model_is_replicated_as_it_is(found) -> None:
     # Four policies; replicated, and two states on two meshes.
     assert found.num_candidates == 4 * (1 + 2 * 2)
     assert len(found.choices) == 3
-
-
-def test_the_result_is_data_and_a_table(found) -> None:
     data = json.loads(json.dumps(found.to_dict()))
     assert data["choices"][0]["mesh"] == {"replica": 4, "shard": 1, "model": 1}
     assert data["choices"][0]["is_compiled"] is False

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
+import stratagem as sg
+
 NUM_WORDS, WIDTH, HEADS, KEY_HEADS, HEAD_SIZE = 128, 64, 4, 2, 16
 RNG = np.random.default_rng(0)
 WORDS = RNG.integers(0, NUM_WORDS, (16, 6), dtype="int32")
@@ -49,6 +51,19 @@ def compiled_decoder(
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, steps_per_execution=steps_per_execution)
     return model
+
+
+def decoder_strategy(
+    replicas: int, model: int = 1, shard_state: str | None = None, shard_size: int | None = None
+) -> sg.MirroredStrategy:
+    """Replicas of as many devices each, which divide the weights by layouts."""
+    return sg.MirroredStrategy(
+        [f"cpu:{index}" for index in range(replicas * model)],
+        devices_per_replica=model if model > 1 else None,
+        layout_map=LAYOUTS if model > 1 else None,
+        shard_state=shard_state,
+        shard_size=shard_size,
+    )
 
 
 def fit_decoder(model: keras.Model) -> list[float]:

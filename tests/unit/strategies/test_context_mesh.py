@@ -182,7 +182,7 @@ _ENTRIES: dict[str, Callable[[sg.Strategy], Any]] = {
 
 # All others are for the slow tests.
 _QUICK = {
-    ("mirrored", "explicit_all", "around"): {"fit", "evaluate", "loop", "values", "variables"},
+    ("mirrored", "explicit_all", "around"): {"fit", "loop", "variables"},
     ("mirrored", "auto_other", "in_scope"): {"values", "variables"},
     ("one_device", "explicit_same", "for_good"): {"values", "variables"},
 }

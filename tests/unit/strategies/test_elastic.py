@@ -26,14 +26,6 @@ from stratagem.strategies.elastic import ElasticAdmission
 from tests.unit.group.process_group.members import together
 
 
-def test_without_a_cluster_it_is_one_device() -> None:
-    strategy = sg.ElasticStrategy()
-    assert strategy.num_replicas_in_sync == 1
-    with strategy.scope():
-        scale = sg.Variable(2.0)
-    assert float(strategy.run(lambda x: x * scale, args=(np.float32(3),))) == 6.0
-
-
 def test_a_resolver_of_another_type_is_refused() -> None:
     resolver: object = "worker"
     with pytest.raises(ValueError, match="cluster_resolver='worker' is of type str"):
@@ -369,13 +361,6 @@ def _running(num_members: int, num_calls: int) -> RunningGroup:
     return RunningGroup(4, tuple(range(num_members)), None, num_calls)
 
 
-def test_a_call_that_the_others_have_ended_is_skipped() -> None:
-    side = _Side(1.0, is_candidate=True)
-    side.group.running = [_running(3, 1), _running(3, 2)]
-    assert side.admission.join(side.admission.begin_call(), lambda: None) is None
-    assert side.admission.is_waiting
-
-
 def test_a_step_is_compiled_again_for_another_number_of_members() -> None:
     side = _Side(1.0, is_candidate=True)
     side.group.running = [_running(size, 1) for size in (3, 4, 4, 3, 2)] + [_running(2, 2)]
@@ -383,26 +368,19 @@ def test_a_step_is_compiled_again_for_another_number_of_members() -> None:
     place = side.admission.begin_call()
     assert side.admission.join(place, lambda: prepared.append(1)) is None
     assert len(prepared) == 3  # at first, and for 4 and 2
+    assert side.admission.is_waiting  # the last one told of a later call: the others ended this one
 
 
 def test_a_process_that_all_others_leave_waiting_ends_with_a_code_of_its_own() -> None:
     side = _Side(1.0, is_candidate=True)
+    assert not side.admission.has_values(side.strategy.topology)
     side.group.error = UnavailableError("All members ended.")
     with pytest.raises(SystemExit) as ended:
         side.admission.join_loop(lambda: None)
     assert ended.value.code == NOT_NEEDED
-
-
-def test_an_error_after_it_has_joined_stays_an_error() -> None:
-    side = _Side(1.0)
-    side.group.error = UnavailableError("All members that had the values were lost.")
-    with pytest.raises(UnavailableError, match="that had the values"):
+    side.group.is_candidate = False  # after it has joined an error stays an error
+    with pytest.raises(UnavailableError, match="All members ended"):
         side.admission.join_loop(lambda: None)
-
-
-def test_one_that_waits_has_no_values() -> None:
-    side = _Side(1.0, is_candidate=True)
-    assert not side.admission.has_values(side.strategy.topology)
 
 
 # Members as a user sees them, and `admit`, with a group that is made up.
@@ -444,23 +422,14 @@ def compiled(strategy, monkeypatch) -> list[Any]:
 
 
 def test_a_process_alone_is_its_only_member_and_admits_nobody(strategy) -> None:
+    assert strategy.num_replicas_in_sync == 1
     assert strategy.members == strategy.participants == (0,)
     assert strategy.admit(print, args=(1,)) is None
     assert strategy.cluster_resolver.processes().num_processes == 1
-
-
-def test_members_are_those_of_the_view_and_participants_those_of_the_last_step(strategy) -> None:
-    view = types.SimpleNamespace(members=(0, 2))
-    strategy._group = types.SimpleNamespace(view=view, participants=(0, 1, 2))
-    assert strategy.members == (0, 2)
-    assert strategy.participants == (0, 1, 2)
-
-
-def test_a_member_admits_others_without_compiling(strategy, compiled) -> None:
-    admission = strategy._admission = _Admission(is_waiting=False)
-    strategy.admit(print, args=(1,))
-    assert admission.calls == ["admit"]
-    assert compiled == []
+    strategy._group = types.SimpleNamespace(
+        view=types.SimpleNamespace(members=(0, 2)), participants=(0, 1, 2)
+    )
+    assert (strategy.members, strategy.participants) == ((0, 2), (0, 1, 2))
 
 
 def test_a_process_that_joins_compiles_its_step_for_each_expected_size(strategy, compiled) -> None:
@@ -473,15 +442,12 @@ def test_a_process_that_joins_compiles_its_step_for_each_expected_size(strategy,
     strategy.admit(step, args=(x,), kwargs={"scale": 2.0})
     assert admission.calls == ["join"]
     assert compiled == [(strategy, step, (x,), {"scale": 2.0})] * 2
-    strategy.admit(step, args=(x,))
+    strategy.admit(step, args=(x,))  # a member admits others without compiling
     assert admission.calls == ["join", "admit"]
-
-
-def test_without_a_function_nothing_is_compiled(strategy, compiled) -> None:
+    assert len(compiled) == 2
     admission = strategy._admission = _Admission(is_waiting=True)
-    strategy.admit()
-    assert admission.calls == ["join"]
-    assert compiled == []
+    strategy.admit()  # without a function there is nothing to compile
+    assert (admission.calls, len(compiled)) == (["join"], 2)
 
 
 def test_an_error_of_a_step_that_is_compiled_ends_the_call(strategy, compiled, monkeypatch) -> None:

@@ -16,13 +16,6 @@ def test_method_is_local_sgd_by_default() -> None:
     assert strategy.local_updates == sg.local_updates.LocalSGD()
     assert strategy.num_replicas_in_sync == 2
     assert sg.LocalUpdateStrategy().cluster_resolver.task_type is None
-
-
-def test_other_strategies_train_in_lockstep() -> None:
-    assert sg.MirroredStrategy(["cpu:0", "cpu:1"]).local_updates is None
-
-
-def test_method_of_another_type_is_refused() -> None:
     with pytest.raises(TypeError, match="method='diloco' is of type str"):
         sg.LocalUpdateStrategy("diloco")
 
@@ -82,9 +75,6 @@ _UNEVEN = 'pass "process" to train in lockstep'
 def test_other_sizes_of_islands_are_refused(of_processes, given, error, message) -> None:
     with pytest.raises(error, match=message):
         islands_of(topology(*of_processes), given)
-
-
-def test_replicas_of_several_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="pass a flat list of devices"):
         islands_of(topology(4, groups=((),)), 2)
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 import stratagem as sg
 from stratagem.execution.tracing.arguments import flatten_arguments
@@ -47,27 +46,6 @@ def pieces_of(variable: Any) -> set[tuple[int, ...]]:
     return {shard.data.shape for shard in variable.storage.addressable_shards}
 
 
-def test_number_of_replicas_is_that_of_groups() -> None:
-    strategy = pairs()
-    assert strategy.num_replicas_in_sync == 2
-    assert strategy.topology.num_logical_devices == 2
-    assert repr(strategy) == "MirroredStrategy([cpu:0, cpu:1], [cpu:2, cpu:3])"
-    assert len(strategy.extended.worker_devices) == 2
-
-
-@pytest.mark.parametrize(
-    ("devices", "error", "match"),
-    [
-        ([["cpu:0", "cpu:1"], ["cpu:2"]], ValueError, "device groups have 2, 1 devices"),
-        ([["cpu:0", "cpu:1"], ["cpu:2", "cpu:0"]], ValueError, "more than once"),
-        ([["cpu:0"], "cpu:1"], TypeError, "mixes groups with the single device"),
-    ],
-)
-def test_wrong_groups_are_refused(devices, error, match) -> None:
-    with pytest.raises(error, match=match):
-        sg.MirroredStrategy(devices)
-
-
 def test_neighbouring_devices_of_a_worker_form_groups() -> None:
     strategy = sg.MultiWorkerMirroredStrategy(devices_per_replica=4, layout_map=LAYOUTS)
     assert strategy.num_replicas_in_sync == 2
@@ -77,13 +55,6 @@ def test_neighbouring_devices_of_a_worker_form_groups() -> None:
 
 
 # --- what a replica function says
-
-
-def test_experimental_names_are_the_same_methods() -> None:
-    own = sg.Strategy
-    assert own.experimental_assign_to_logical_device is own.assign_to_logical_device
-    assert own.experimental_replicate_to_logical_devices is own.replicate_to_logical_devices
-    assert own.experimental_split_to_logical_devices is own.split_to_logical_devices
 
 
 @pytest.mark.parametrize(
@@ -271,67 +242,6 @@ def test_variable_that_became_the_strategy_s_is_divided() -> None:
 # --- numbers
 
 
-@pytest.mark.compatibility
-@pytest.mark.parametrize(
-    ("layouts", "steps", "count"),
-    [
-        (LAYOUTS, 1, 16),
-        pytest.param(LAYOUTS, 3, 22, marks=pytest.mark.slow),
-        pytest.param(None, 3, 22, marks=pytest.mark.slow),
-    ],
-)
-def test_fit_evaluate_and_predict_give_what_one_device_a_replica_gives(
-    layouts, steps, count
-) -> None:
-    """22 rows in batches of 8: the last one is short."""
-    x, y = X[:count], Y[:count]
-    models = [
-        made(strategy, steps_per_execution=steps)
-        for strategy in (sg.MirroredStrategy(["cpu:0", "cpu:1"]), pairs(layout_map=layouts))
-    ]
-    found = []
-    for model in models:
-        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
-        found.append({name: np.array(values) for name, values in history.items()})
-        found[-1]["evaluate"] = np.array(model.evaluate(x, y, batch_size=8, verbose=0))
-        found[-1]["predict"] = model.predict(x, batch_size=8, verbose=0)
-        for index, weight in enumerate(model.weights):
-            found[-1][f"weight {index}"] = weight.numpy()
-    plain, divided = found
-    assert plain.keys() == divided.keys()
-    for name, value in plain.items():
-        np.testing.assert_allclose(divided[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_eager_replicas_give_what_compiled_ones_give() -> None:
-    models = [made(pairs(layout_map=LAYOUTS), run_eagerly=eager) for eager in (False, True)]
-    losses = [
-        model.fit(X[:10], Y[:10], batch_size=5, verbose=0, shuffle=False).history["loss"]
-        for model in models
-    ]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    for compiled, eager in zip(models[0].weights, models[1].weights, strict=True):
-        np.testing.assert_allclose(eager.numpy(), compiled.numpy(), rtol=1e-4, atol=1e-5)
-        assert pieces_of(eager) == pieces_of(compiled)
-
-
-@pytest.mark.slow
-def test_one_replica_of_several_devices_is_as_one_device() -> None:
-    one_group = sg.MirroredStrategy(FOURS[:1], layout_map=LAYOUTS)
-    strategies = (sg.OneDeviceStrategy("cpu:0"), one_group)
-    models = [made(strategy) for strategy in strategies]
-    histories = [
-        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
-        for model in models
-    ]
-    for name, values in histories[0].items():
-        np.testing.assert_allclose(histories[1][name], values, rtol=2e-5, err_msg=name)
-    assert pieces_of(models[1].layers[0].kernel) == {(6, 2)}
-    predictions = [model.predict(X, batch_size=8, verbose=0) for model in models]
-    np.testing.assert_allclose(predictions[1], predictions[0], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("as_function", [False, True])
 def test_loop_of_ones_own_keeps_pieces(as_function) -> None:
     strategy = pairs(layout_map={"w": ("logical", None)})
@@ -363,36 +273,3 @@ def test_loop_of_ones_own_keeps_pieces(as_function) -> None:
         wanted = wanted - 0.1 * 2 * rows.T @ errors / errors.size
         np.testing.assert_allclose(w.numpy(), wanted, rtol=1e-4, atol=1e-5)
         assert pieces_of(w) == {(3, 4)}
-
-
-# --- saved state
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["checkpoint", "weights"])
-def test_state_goes_to_a_strategy_without_groups_and_back(way, tmp_path) -> None:
-    divided = made(pairs(layout_map=LAYOUTS))
-    divided.fit(X, Y, batch_size=8, verbose=0)
-    plain = made(sg.MirroredStrategy(["cpu:4"]))
-    plain.fit(X[:8], Y[:8], batch_size=8, verbose=0)
-    for number, (source, target) in enumerate([(divided, plain), (plain, divided)]):
-        source.fit(X, Y, batch_size=8, verbose=0)
-        if way == "checkpoint":
-            path = sg.Checkpoint(model=source).save(str(tmp_path / f"saved-{number}"))
-            sg.Checkpoint(model=target).restore(path)
-        else:
-            source.save_weights(tmp_path / f"{number}.weights.h5")
-            target.load_weights(tmp_path / f"{number}.weights.h5")
-        for one, other in zip(source.weights, target.weights, strict=True):
-            np.testing.assert_array_equal(one.numpy(), other.numpy())
-        assert pieces_of(divided.layers[0].kernel) == {(6, 4)}
-        assert pieces_of(plain.layers[0].kernel) == {(6, 8)}
-
-
-def test_initial_values_are_those_of_one_device() -> None:
-    one = made(sg.OneDeviceStrategy("cpu:0"))
-    divided = made(pairs(layout_map=LAYOUTS))
-    for plain, weight in zip(one.weights, divided.weights, strict=True):
-        np.testing.assert_array_equal(weight.numpy(), plain.numpy())
-    spec = divided.layers[0].kernel.storage.sharding.spec
-    assert spec == PartitionSpec(None, ("logical",))

@@ -46,10 +46,6 @@ def test_replicas_are_in_the_order_of_the_devices() -> None:
     assert devices == [{jax.devices()[5]}, {jax.devices()[2]}]
 
 
-def test_one_name_alone_is_one_device() -> None:
-    assert sg.MirroredStrategy("cpu:4").topology.devices == (jax.devices()[4],)
-
-
 @pytest.mark.parametrize(
     ("devices", "error", "words"),
     [
@@ -70,6 +66,17 @@ def test_mirrored_refuses_cross_device_ops_of_another_type() -> None:
     with pytest.raises(TypeError, match=r"cross_device_ops='nccl' is of type str"):
         sg.MirroredStrategy(["cpu:0"], cross_device_ops="nccl")
     assert sg.MirroredStrategy(["cpu:0"], None).num_replicas_in_sync == 1
+
+
+def test_sharded_state_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="shard_state='weights' was given"):
+        sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="weights")
+    with pytest.raises(ValueError, match="shard_state='all' and a layout_map and a placement were"):
+        sg.MultiWorkerMirroredStrategy(
+            shard_state="all",
+            layout_map={"kernel": (None, "logical")},
+            placement={"kernel": "sharded"},
+        )
 
 
 # Local devices of a strategy, one or several per replica.
@@ -157,8 +164,3 @@ def test_variables_and_results_of_one_device_lie_on_it() -> None:
 def test_run_is_refused() -> None:
     with pytest.raises(RuntimeError, match="run was called on the 2 devices"):
         CompileOnlyStrategy(jax.devices()[:2]).run(lambda: 1)
-
-
-def test_no_device_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"devices=\(\) is empty"):
-        CompileOnlyStrategy([])

@@ -7,14 +7,10 @@ import re
 
 import jax
 import keras
-import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.processes import start_processes
 from stratagem.group.authentication import secret
-from stratagem.group.current import Identity
-from stratagem.group.verdict import GroupLimits
 
 
 @pytest.fixture(autouse=True)
@@ -67,29 +63,6 @@ def test_alias_and_options_are_kept() -> None:
 def test_arguments_of_another_type_are_refused(arguments, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         sg.MultiWorkerMirroredStrategy(**arguments)
-
-
-def test_without_a_cluster_local_devices_share_state_out() -> None:
-    strategy = sg.MultiWorkerMirroredStrategy(shard_state="all")
-    with strategy.scope():
-        kernel = sg.Variable(np.zeros((64, 64), "float32"))
-    parts = kernel.stored.addressable_shards
-    assert [part.data.shape for part in parts] == [(64 // len(parts), 64)] * len(parts)
-    assert len(parts) == jax.local_device_count()
-
-
-def test_parameter_servers_do_not_train() -> None:
-    cluster = sg.ClusterSpec({"worker": ["a:1"], "ps": ["b:1"]})
-    resolver = sg.cluster_resolver.SimpleClusterResolver(cluster, task_type="ps", task_id=0)
-    with pytest.raises(ValueError, match="ps"):
-        sg.MultiWorkerMirroredStrategy(resolver)
-
-
-def test_it_is_too_late_once_jax_has_started() -> None:
-    assert jax.devices()
-    identity = Identity(0, ("worker 0", "worker 1"), "127.0.0.1", 1)
-    with pytest.raises(RuntimeError, match=r"JAX started before(?s:.)*top of the program"):
-        start_processes(identity, GroupLimits(), None)
 
 
 def test_several_hosts_need_a_secret_or_permission(monkeypatch) -> None:

@@ -74,26 +74,13 @@ def test_bytes_are_of_the_arrays_on_each_device(make) -> None:
 def test_places(name, kernel, slot) -> None:
     strategy = _STRATEGIES[name]()
     with strategy.scope():
-        _kept = _model()
-    places = {one.path.split("/", 1)[1]: one.place for one in strategy.describe().variables}
-    assert (
-        next(
-            place
-            for path, place in places.items()
-            if path == "dense/kernel" or (path.startswith("dense") and path.endswith("/kernel"))
-        )
-        == kernel
-    )
-    assert next(place for path, place in places.items() if path.endswith("kernel_momentum")) == slot
-
-
-def test_value_of_each_replica_and_shards_of_a_replica() -> None:
-    strategy = sg.MirroredStrategy(_DEVICES)
-    with strategy.scope():
+        model = _model()
         total = sg.Variable(0.0, synchronization="on_read", aggregation="sum", name="total")
-    (one,) = strategy.describe().variables
-    assert (one.place, one.num_bytes, one.stored_bytes) == ("value per replica", 4, 16)
-    assert float(total) == 0.0
+    places = {one.path: one.place for one in strategy.describe().variables}
+    assert places[model.layers[0].kernel.path] == kernel
+    assert next(place for path, place in places.items() if path.endswith("kernel_momentum")) == slot
+    if name == "mirrored":
+        assert places[total.path] == "value per replica"
 
 
 def test_only_the_variables_of_a_model_are_described() -> None:
@@ -127,23 +114,8 @@ def test_description_changes_nothing_and_works_in_a_scope() -> None:
     assert strategy.run(lambda: scale * 1.0).components == (2.0, 2.0)
     (name,) = strategy.describe().programs
     assert strategy.describe().programs == {name: 1}
-
-
-@pytest.mark.slow
-def test_methods_of_keras_have_their_names() -> None:
-    strategy = sg.MirroredStrategy(_DEVICES[:2])
-    with strategy.scope():
-        model = _model()
-    x, y = np.ones((8, 64), "float32"), np.ones((8, 2), "float32")
-    model.fit(x, y, epochs=2, batch_size=4, verbose=0)
-    model.evaluate(x, y, batch_size=4, verbose=0)
-    model.predict(x, batch_size=4, verbose=0)
-    model.predict(x, batch_size=8, verbose=0)
-    assert strategy.describe().programs == {"fit": 1, "evaluate": 1, "predict": 2}
-
-
-def test_default_strategy_has_one_replica() -> None:
-    assert sg.get_strategy().describe().num_replicas == 1
+    nothing = sg.get_strategy().describe()
+    assert (nothing.num_replicas, "none" in str(nothing)) == (1, True)
 
 
 def test_notebook_shows_a_small_table() -> None:
@@ -168,6 +140,7 @@ def _iterator(strategy: sg.Strategy) -> sg.DistributedIterator:
     ("dataset", "options", "error", "message"),
     [
         ([np.zeros(2)], _PER_REPLICA, NotImplementedError, "call distribute_datasets_from_func"),
+        (mirrored(2).distribute_dataset([np.zeros(2)]), None, TypeError, "that is distributed"),
         ([np.zeros(2)], {"buffer": 1}, TypeError, "options={'buffer': 1} is of type dict"),
         (3, None, TypeError, "3 of type int was passed as a dataset"),
         (np.zeros((2, 2)), None, ValueError, "Unbatched arrays were passed as a dataset"),
@@ -178,26 +151,9 @@ def test_dataset_that_cannot_be_distributed_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         mirrored(2).distribute_dataset(dataset, options)
-
-
-def test_distributed_dataset_is_not_distributed_again() -> None:
-    strategy = mirrored(2)
-    with pytest.raises(TypeError, match="received a dataset that is distributed"):
-        strategy.distribute_dataset(strategy.distribute_dataset([np.zeros(2)]))
-
-
-@pytest.mark.parametrize(
-    ("dataset_fn", "message"),
-    [([1], "dataset_fn=.1. of type list"), (lambda _: None, "dataset_fn returned None")],
-)
-def test_function_that_makes_no_dataset_is_refused(dataset_fn: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        mirrored(2).distribute_datasets_from_function(dataset_fn)
-
-
-@pytest.mark.parametrize("name", ["distribute_dataset", "distribute_datasets_from_function"])
-def test_tensorflow_s_long_names_are_the_same(name: str) -> None:
-    assert getattr(sg.Strategy, f"experimental_{name}") is getattr(sg.Strategy, name)
+    for dataset_fn in ([1], lambda _: None):
+        with pytest.raises(TypeError, match=r"of type list|dataset_fn returned None"):
+            mirrored(2).distribute_datasets_from_function(dataset_fn)
 
 
 def test_datasets_are_not_made_in_a_replica_function() -> None:
@@ -242,15 +198,8 @@ def test_strategy_is_recreated_with_its_arguments() -> None:
     assert again is not strategy
     assert repr(again) == repr(strategy)
     assert type(again.cross_device_ops) is sg.RingAllReduce
-
-
-def test_copy_can_be_recreated() -> None:
-    copied = copy.deepcopy(sg.MirroredStrategy(["cpu:0", "cpu:1"]))
-    assert copied.recreate is not None
+    copied = copy.deepcopy(strategy)
     assert copied.recreate().num_replicas_in_sync == 2
-
-
-def test_strategy_without_a_recorded_call_has_none() -> None:
     assert sg.get_strategy().recreate is None
 
 

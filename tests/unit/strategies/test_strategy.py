@@ -27,15 +27,6 @@ from stratagem.strategies.self_description import (
     StrategyDescription,
 )
 from stratagem.strategies.strategy import Strategy
-from tests.parity.comparison import (
-    Scope,
-    carried_out,
-    classification,
-    differences,
-    fitted,
-    plain_keras,
-    small_classifier,
-)
 from tests.unit.devices.topology.test_tpu_coordinates import chips
 from tests.unit.test_rendering import require_plain
 
@@ -94,21 +85,6 @@ def test_training_by_every_op_gives_the_weights_of_one_device(name, expected) ->
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", list(BUILT_IN))
-def test_sum_by_every_op_may_be_assigned_where_replicas_must_agree(name) -> None:
-    strategy = sg.MirroredStrategy(FOUR, cross_device_ops=BUILT_IN[name])
-    with strategy.scope():
-        total = sg.Variable(jnp.zeros(3))
-
-    def step():
-        context = sg.get_replica_context()
-        own = jnp.full(3, context.replica_id_in_sync_group, "float32")
-        total.assign(context.all_reduce("sum", own))
-
-    strategy.run(step)
-    np.testing.assert_array_equal(total.value, [6.0, 6.0, 6.0])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_ops_of_ones_own_get_the_gradients_of_all_replicas(eagerly, expected) -> None:
@@ -144,7 +120,15 @@ def test_sum_and_mean_of_replica_ids(name) -> None:
         merged = context.merge_call(lambda _, value: ops.reduce("mean", value, "cpu:0"), (own,))
         return own, context.all_reduce("sum", own), context.all_reduce("mean", own), merged
 
+    with strategy.scope():
+        assigned = sg.Variable(0.0)
+
+    def assign(total: Any) -> None:  # where replicas must agree
+        assigned.assign(sg.get_replica_context().all_reduce("sum", total))
+
     own, total, mean, merged = strategy.run(step)
+    strategy.run(assign, args=(own,))
+    assert float(assigned) == 6.0
     assert [float(part) for part in strategy.local_results(total)] == [6.0] * 4
     assert [float(part) for part in strategy.local_results(mean)] == [1.5] * 4
     assert [float(part) for part in strategy.local_results(merged)] == [1.5] * 4
@@ -177,12 +161,9 @@ def test_values_of_unlike_shapes_are_added_at_hand() -> None:
     accumulating = sg.ReductionToOneDevice(accumulation_fn=lambda parts: max(parts) * 10)
     assert float(accumulating.reduce("sum", value, "cpu:0")) == 20.0
     assert float(accumulating.reduce("mean", value, "cpu:0")) == 10.0
-
-
-def test_broadcast_gives_a_mirrored_value() -> None:
-    value = sg.RingAllReduce().broadcast(jnp.ones(2), "cpu:0")
-    assert isinstance(value, sg.Mirrored)
-    assert sg.RingAllReduce().broadcast(value, value) is value
+    broadcast = sg.RingAllReduce().broadcast(jnp.ones(2), "cpu:0")
+    assert isinstance(broadcast, sg.Mirrored)
+    assert sg.RingAllReduce().broadcast(broadcast, broadcast) is broadcast
 
 
 @pytest.mark.parametrize("num_packs", [-1, 1.5, True, "1"])
@@ -197,13 +178,6 @@ def test_nccl_is_for_gpus_only() -> None:
         sg.MirroredStrategy(FOUR, cross_device_ops=sg.NcclAllReduce())
 
 
-def test_unknown_device_is_refused() -> None:
-    with pytest.raises(ValueError, match="cpu:99"):
-        sg.ReductionToOneDevice("cpu:99")
-    with pytest.raises(ValueError, match="cpu:99"):
-        sg.RingAllReduce().reduce("sum", 1.0, "cpu:99")
-
-
 @pytest.mark.parametrize("destinations", [None, "", [], (), [1], 3])
 def test_bad_destinations_are_refused(destinations) -> None:
     ops = sg.ReductionToOneDevice()
@@ -215,16 +189,26 @@ def test_bad_destinations_are_refused(destinations) -> None:
         ops.broadcast(1.0, destinations)
 
 
-@pytest.mark.parametrize("value", [None, sg.PerReplica(objects=())])
-def test_missing_values_are_refused(value) -> None:
-    with pytest.raises(ValueError, match="for a value"):
-        sg.ReductionToOneDevice().reduce("sum", value, "cpu:0")
-
-
-@pytest.mark.parametrize("pair", [1.0, (1.0,), (1.0, "cpu:0", 2)])
-def test_what_is_no_pair_is_refused(pair) -> None:
-    with pytest.raises(ValueError, match="among its pairs"):
-        sg.ReductionToOneDevice().batch_reduce("sum", [pair])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sg.ReductionToOneDevice("cpu:99"), "cpu:99"),
+        (lambda: sg.RingAllReduce().reduce("sum", 1.0, "cpu:99"), "cpu:99"),
+        (lambda: sg.RingAllReduce().reduce("sum", None, "cpu:0"), "for a value"),
+        (
+            lambda: sg.RingAllReduce().reduce("sum", sg.PerReplica(objects=()), "cpu:0"),
+            "for a value",
+        ),
+        *[
+            (lambda pair=pair: sg.RingAllReduce().batch_reduce("sum", [pair]), "among its pairs")
+            for pair in (1.0, (1.0,), (1.0, "cpu:0", 2))
+        ],
+    ],
+    ids=range(7),
+)
+def test_other_values_and_devices_are_refused(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 # Sums over replicas of several slices: only one stage crosses the slow network.
@@ -251,11 +235,9 @@ def test_sums_between_slices_go_in_stages() -> None:
     assert algorithms(None, 1) == [Algorithm.COMPILER] * 2
     options = CommunicationOptions(implementation=CommunicationImplementation.RING)
     assert algorithms(options, 2) == [Algorithm.RING] * 2
-
-
-def test_two_stages_can_be_asked_for() -> None:
-    options = CommunicationOptions(implementation="two_stage")
-    assert algorithms(options, 1) == [Algorithm.TWO_STAGE] * 2
+    assert (
+        algorithms(CommunicationOptions(implementation="two_stage"), 1) == [Algorithm.TWO_STAGE] * 2
+    )
 
 
 @pytest.mark.parametrize(("between", "expected"), [(True, "to one device"), (False, "compiler")])
@@ -274,25 +256,11 @@ def two_slices(monkeypatch) -> None:
     monkeypatch.setattr(all_reduce, "slice_of", lambda device: device.id % 2)
 
 
-def _trained(scope: Scope) -> dict[str, Any]:
-    x, y = classification(16)
-    with scope():
-        model = small_classifier()
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return fitted(model, x, y, batch_size=8)
-
-
-@pytest.mark.usefixtures("two_slices")
-def test_training_on_two_slices_is_that_of_one_device() -> None:
-    strategy = sg.MirroredStrategy(jax.devices()[:4], sg.HierarchicalCopyAllReduce(num_packs=0))
-    groups = strategy.cross_device_ops.communicator(strategy.topology).axis.groups
-    assert groups == ((0, 2), (1, 3))
-    assert not differences(carried_out(_trained, strategy.scope), plain_keras(_trained))
-
-
 @pytest.mark.usefixtures("two_slices")
 def test_only_a_part_of_each_gradient_leaves_its_slice() -> None:
     ops = sg.HierarchicalCopyAllReduce(num_packs=0)
+    four = ops.communicator(Topology(tuple(jax.devices()[:4])))
+    assert four.axis.groups == ((0, 2), (1, 3))
     with CompileOnlyStrategy(jax.devices()[:8], ops).scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, use_bias=False)])
         model.compile("sgd", "mse")
@@ -334,34 +302,17 @@ def _description(num_variables: int = 2, num_devices: int = 2) -> StrategyDescri
 
 def test_text_has_every_number() -> None:
     described = _description()
-    assert str(described).splitlines() == [
-        "Some(<devices>): 2 replicas",
-        "",
-        "Devices",
-        "device   replica   variables",
-        "────────────────────────────",
-        "cpu:0    0              48 B",
-        "cpu:1    1               0 B",
-        "all                     48 B",
-        "",
-        "Variables",
-        "variable        shape    dtype     stored as          size   in all",
-        "───────────────────────────────────────────────────────────────────",
-        "<2>/kernel[0]   (2, 4)   float32   copy per replica   32 B     32 B",
-        "<1>/kernel[0]   (1, 4)   float32   copy per replica   16 B     16 B",
-        "all 2                                                 48 B     48 B",
-        "",
-        "Compiled programs",
-        "function   times",
-        "────────────────",
-        "fit            1",
-        "step          12",
+    lines = str(described).splitlines()
+    assert lines[0] == "Some(<devices>): 2 replicas"
+    assert [line.split() for line in lines[5:8]] == [
+        ["cpu:0", "0", "48", "B"],
+        ["cpu:1", "1", "0", "B"],
+        ["all", "48", "B"],
     ]
+    assert lines[12] == "<2>/kernel[0]   (2, 4)   float32   copy per replica   32 B     32 B"
+    assert lines[-2:] == ["fit            1", "step          12"]
     assert repr(described) == str(described)
-
-
-def test_html_has_the_same_tables() -> None:
-    texts = require_plain(_description()._repr_html_()).texts
+    texts = require_plain(described._repr_html_()).texts
     assert texts[:2] == ["Some(<devices>): 2 replicas", "Devices"]
     assert [texts.count(name) for name in ("cpu:0", "<2>/kernel[0]", "12")] == [1, 1, 1]
 
@@ -374,16 +325,6 @@ def test_many_rows_are_left_out_and_counted() -> None:
     assert any(line.startswith("<1000>/kernel[0]") for line in lines)  # the largest are shown
     assert not any(line.startswith("<1>/kernel[0]") for line in lines)
     assert described.variable_bytes == described.stored_bytes == 16 * 500_500
-
-
-def test_nothing_yet() -> None:
-    described = StrategyDescription(
-        title="New", num_replicas=1, devices=[], variables=[], programs={}
-    )
-    lines = str(described).splitlines()
-    assert lines[0] == "New: 1 replica"
-    assert any(line.startswith("none") for line in lines)
-    require_plain(described._repr_html_())
 
 
 # The base class of strategies: its topology, and copies of subclasses.

@@ -60,22 +60,9 @@ def test_value_is_spread_as_its_aggregation_says(aggregation, components, dtype)
     """`assign(4)` with two replicas."""
     spread = spread_over_components(np.asarray(4, dtype), aggregation, 2)
     assert spread.dtype == dtype
+    whole = spread_over_components(np.full((1, 3), 4, dtype), aggregation, 3)
+    assert (whole.shape, whole.dtype) == ((3, 1, 3), dtype)
     np.testing.assert_array_equal(spread, components)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "bool", "uint8"])
-def test_spread_value_keeps_its_shape_and_dtype(dtype) -> None:
-    value = np.array([[1, 0, 1]]).astype(getattr(ml_dtypes, dtype, dtype))
-    for aggregation in VariableAggregation:
-        spread = spread_over_components(value, aggregation, 3)
-        assert spread.shape == (3, 1, 3)
-        assert spread.dtype == value.dtype
-
-
-def test_spread_value_does_not_share_memory_with_the_value() -> None:
-    value = np.ones(2)
-    spread_over_components(value, MEAN, 2)[0] = 5.0
-    np.testing.assert_array_equal(value, [1.0, 1.0])
 
 
 @settings(deadline=None)
@@ -113,12 +100,9 @@ def test_mean_of_equal_values_is_that_value(num_replicas) -> None:
     np.testing.assert_array_equal(norm.get_weights(), [values, values, values, np.abs(values)])
     of_replicas = strategy.run(lambda rows: rows, args=(values,))
     np.testing.assert_array_equal(strategy.reduce("mean", of_replicas, axis=None), values)
-
-
-def test_mean_is_taken_element_by_element() -> None:
-    components = jnp.asarray([[0.1, np.inf, np.nan], [0.1, np.inf, np.nan], [0.1, 1.0, np.nan]])
-    mean = aggregate_components(components, MEAN, "v")
-    np.testing.assert_array_equal(mean, np.asarray([0.1, np.inf, np.nan], "float32"))
+    odd = np.asarray([[0.1, np.inf, np.nan], [0.1, np.inf, np.nan], [0.1, 1.0, np.nan]], "float32")
+    mean = aggregate_components(jnp.asarray(odd), MEAN, "v")  # element by element
+    np.testing.assert_array_equal(mean, odd[0])
 
 
 # Which variables a strategy has, and where a variable belongs.
@@ -150,32 +134,18 @@ def home() -> Home:
     return Home("strategy", VariableKind.MIRRORED, SUM)
 
 
-def test_variable_knows_its_home_and_others_have_none(registry, home) -> None:
-    variable, stranger = Stored(1.0), Stored(1.0)
-    registry.add(variable, home)
-    assert home_of(variable) is home
-    assert home_of(stranger) is None
-    assert home_of("anything") is None
-
-
-def test_variables_come_in_the_order_of_their_creation(registry, home) -> None:
-    variables = [Stored(float(index)) for index in range(4)]
-    for variable in variables:
-        registry.add(variable, home)
-    assert [id(variable) for variable in registry.live()] == [
-        id(variable) for variable in variables
-    ]
-
-
 def test_variable_without_a_value_is_not_live_until_it_gets_one(registry, home) -> None:
-    valued, empty = Stored(0.0), Stored()
-    registry.add(valued, home)
-    registry.add(empty, home)
-    assert [id(variable) for variable in registry.live()] == [id(valued)]
-    assert [id(variable) for variable in registry.uninitialized()] == [id(empty)]
+    valued, empty, later, stranger = Stored(0.0), Stored(), Stored(2.0), Stored(1.0)
+    for one in (valued, empty, later):
+        registry.add(one, home)
+    assert [id(one) for one in registry.live()] == [id(valued), id(later)]  # in their order
+    assert [id(one) for one in registry.uninitialized()] == [id(empty)]
     empty.storage = 0.0
     assert registry.uninitialized() == []
-    assert len(registry.live()) == 2
+    assert [id(one) for one in registry.live()] == [id(valued), id(empty), id(later)]
+    assert home_of(valued) is home
+    assert home_of(stranger) is home_of("anything") is None
+    assert VariableRegistry().live() == []
 
 
 def test_registry_does_not_keep_a_variable_alive(registry, home) -> None:
@@ -199,22 +169,6 @@ def test_new_object_does_not_inherit_the_home_of_a_dead_one(registry, home) -> N
     assert registry.live() == []
 
 
-def test_variable_may_outlive_its_registry(home) -> None:
-    variable = Stored(1.0)
-    VariableRegistry().add(variable, home)
-    gc.collect()
-    assert home_of(variable) is home
-    del variable
-
-
-def test_registries_do_not_share_variables(registry, home) -> None:
-    other = VariableRegistry()
-    variable = Stored(1.0)
-    registry.add(variable, home)
-    assert other.live() == []
-    assert len(registry.live()) == 1
-
-
 # Which kind a variable is, and which values there are.
 
 AUTO, _, ON_WRITE, ON_READ = VariableSynchronization
@@ -231,63 +185,43 @@ def kind_of(synchronization, aggregation, *, dtype="float32", num_replicas=2) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("parse", "kind", "others"),
+    [
+        (
+            parse_synchronization,
+            VariableSynchronization,
+            ("", "sometimes", 4, -1, True, 1.0, VariableAggregation.MEAN),
+        ),
+        (
+            parse_aggregation,
+            VariableAggregation,
+            ("max", 4, False, VariableSynchronization.ON_READ),
+        ),
+    ],
+)
+def test_names_and_numbers_are_understood_and_no_others(parse, kind, others) -> None:
+    for member in kind:
+        for one in (member, member.name.lower(), member.name, int(member)):
+            assert parse(one) is member
+    assert parse(None) is kind.NONE
+    known = ", ".join(f'"{member.name.lower()}"' for member in kind)
+    for other in others:
+        with pytest.raises(ValueError, match=f"is not a valid value(?s:.)*one of {known}"):
+            parse(other)
+
+
 @pytest.mark.parametrize("synchronization", KINDS)
 def test_kind_follows_from_the_synchronization_whatever_the_aggregation(synchronization) -> None:
-    for aggregation, num_replicas in itertools.product(VariableAggregation, (2, 8)):
+    for aggregation, num_replicas in itertools.product(VariableAggregation, (1, 2, 8)):
         kind = kind_of(synchronization, aggregation, num_replicas=num_replicas)
-        assert kind is KINDS[synchronization]
-
-
-def test_one_replica_has_plain_variables_and_no_rules() -> None:
-    for synchronization, aggregation, dtype in itertools.product(
-        VariableSynchronization, VariableAggregation, ("float32", "int32", "bool")
-    ):
-        kind = kind_of(synchronization, aggregation, dtype=dtype, num_replicas=1)
-        assert kind is VariableKind.PLAIN
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int64", "bool"])
-@pytest.mark.parametrize("synchronization", KINDS)
-def test_mean_of_whole_numbers_is_refused(synchronization, dtype) -> None:
-    with pytest.raises(ValueError, match=f"'layer/v' has aggregation MEAN and dtype {dtype}"):
-        kind_of(synchronization, MEAN, dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "float8_e4m3fn"])
-def test_mean_of_fractional_numbers_is_fine(dtype) -> None:
-    assert kind_of(AUTO, MEAN, dtype=dtype) is VariableKind.MIRRORED
-
-
-@pytest.mark.parametrize(
-    ("parse", "kind"),
-    [
-        (parse_synchronization, VariableSynchronization),
-        (parse_aggregation, VariableAggregation),
-    ],
-)
-def test_member_name_and_number_are_understood(parse, kind) -> None:
-    for member in kind:
-        assert parse(member) is member
-        assert parse(member.name.lower()) is member
-        assert parse(member.name) is member
-        assert parse(int(member)) is member
-    assert parse(None) is kind.NONE
-
-
-@pytest.mark.parametrize(
-    ("parse", "value"),
-    [
-        *((parse_synchronization, one) for one in ("", "sometimes", 4, -1, True, 1.0, MEAN)),
-        *((parse_aggregation, one) for one in ("max", 4, False, ON_READ)),
-    ],
-)
-def test_unknown_value_is_refused_with_those_there_are(parse, value) -> None:
-    name, known = {
-        parse_synchronization: ("synchronization", '"auto", "none", "on_write", "on_read"'),
-        parse_aggregation: ("aggregation", '"none", "sum", "mean", "only_first_replica"'),
-    }[parse]
-    with pytest.raises(ValueError, match=f"{name}=.* is not a valid value(?s:.)*one of {known}"):
-        parse(value)
+        assert kind is (KINDS[synchronization] if num_replicas > 1 else VariableKind.PLAIN)
+    for dtype in ("float16", "bfloat16", "float64", "complex64", "float8_e4m3fn"):
+        assert kind_of(synchronization, MEAN, dtype=dtype) is KINDS[synchronization]
+    for dtype in ("int8", "int64", "bool"):
+        with pytest.raises(ValueError, match=f"'layer/v' has aggregation MEAN and dtype {dtype}"):
+            kind_of(synchronization, MEAN, dtype=dtype)
+        assert kind_of(synchronization, MEAN, dtype=dtype, num_replicas=1) is VariableKind.PLAIN
 
 
 # Components of a variable, one on each replica's device, and their cached aggregate.
@@ -358,18 +292,8 @@ def test_value_of_the_members_that_are_left(aggregation, kept, dtype) -> None:
     value = aggregate_components(rows, aggregation, "v")
     np.testing.assert_array_equal(value, aggregate_components(expected, aggregation, "v"))
     np.testing.assert_array_equal(rows[1:], components[kept[1:]])
-
-
-def test_arguments_are_not_changed() -> None:
-    components = np.ones((3, 1))
-    components_of_members(components, SUM, [0, 1])
-    assert components.tolist() == [[1.0]] * 3
-
-
-def test_flags_are_not_added() -> None:
-    components = np.array([[True], [True]])
-    rows = components_of_members(components, SUM, [1])
-    assert rows.tolist() == [[True]]
+    flags = components_of_members(np.array([[True], [True]]), SUM, [1])
+    assert flags.tolist() == [[True]]  # which are not added
 
 
 @pytest.mark.parametrize("aggregation", _AGGREGATIONS)

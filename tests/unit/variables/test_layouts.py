@@ -34,7 +34,6 @@ from stratagem.variables.layouts import (
     require_layouts_used,
     store_of,
 )
-from stratagem.variables.placement import ShardedState, ShardedStore
 
 
 @pytest.fixture
@@ -71,42 +70,36 @@ def test_rule_divides_the_variables_that_it_matches(topology, layout_map) -> Non
     layouts.require_matches()
 
 
-def test_path_itself_goes_before_patterns(topology) -> None:
-    layouts = VariableLayouts({"a.b": ("logical",), "a.*": (None,)}, topology)
-    division = layouts.division("a.b", (2,))
-    assert division is not None
-    assert division.axes == (("logical",),)
-    assert layouts.division("a.c", (2,)) is None
-
-
 def test_slot_is_divided_as_its_variable_where_it_has_the_shape(topology) -> None:
-    layouts = VariableLayouts({"kernel": ("logical", None)}, topology)
+    layouts = VariableLayouts(
+        {"kernel": ("logical", None), "a.b": ("logical",), "a.*": (None,)}, topology
+    )
     inherited = layouts.division("kernel", (4, 3))
     assert layouts.division("adam/kernel_momentum", (4, 3), inherited) is inherited
     assert layouts.division("adafactor/kernel_row", (4,), inherited) is None
     assert layouts.division("adam/kernel_odd", (5, 3), inherited) is None
+    assert layouts.division("a.b", (2,)).axes == (("logical",),)  # before the pattern
+    assert layouts.division("a.c", (2,)) is None
+    one = Topology.of_groups(find_groups([["cpu:0"]]))
+    alone = VariableLayouts({"kernel": ("logical",)}, one)
+    assert alone.division("kernel", (3,)) is None
+    alone.require_matches()
 
 
-def test_one_device_a_replica_divides_nothing() -> None:
+def test_rules_that_do_not_fit_a_variable_are_refused(topology) -> None:
     layouts = VariableLayouts(
-        {"kernel": ("logical",)}, Topology.of_groups(find_groups([["cpu:0"]]))
+        {"a.*": ("logical",), ".*b": ("logical",), "c": (None, "logical")}, topology
     )
-    assert layouts.division("kernel", (3,)) is None
-    layouts.require_matches()
-
-
-def test_several_rules_for_one_variable_are_refused(topology) -> None:
-    layouts = VariableLayouts({"a.*": ("logical",), ".*b": ("logical",)}, topology)
     patterns = r"\['a\.\*', '\.\*b'\]"
     with pytest.raises(ValueError, match=f"'ab' matches several patterns of .*: {patterns}"):
         layouts.division("ab", (2,))
-
-
-def test_layout_of_more_axes_than_the_variable_has_is_refused(topology) -> None:
-    layouts = VariableLayouts({"a": (None, "logical")}, topology)
-    with pytest.raises(ValueError, match=r"'a' of shape \(4,\) matches .*, which has 2 axes"):
-        layouts.division("a", (4,))
-    assert layouts.division("a", (4,), is_trainable=False) is None
+    with pytest.raises(ValueError, match=r"'c' of shape \(4,\) matches .*, which has 2 axes"):
+        layouts.division("c", (4,))
+    assert layouts.division("c", (4,), is_trainable=False) is None
+    with pytest.raises(TypeError, match="layout_map=7 is of type int"):
+        VariableLayouts(7, topology)
+    with pytest.raises(TypeError, match=r"layout_map\['a'\]='logical' is of type str"):
+        VariableLayouts({"a": "logical"}, topology)
 
 
 def test_axis_that_cannot_be_divided_is_left_whole_with_one_warning(topology) -> None:
@@ -175,13 +168,6 @@ def test_layout_by_another_axis_or_twice_is_refused(topology, layout_map) -> Non
         VariableLayouts(layout_map, topology)
 
 
-def test_what_is_no_map_and_no_layout_is_refused(topology) -> None:
-    with pytest.raises(TypeError, match="layout_map=7 is of type int"):
-        VariableLayouts(7, topology)
-    with pytest.raises(TypeError, match=r"layout_map\['a'\]='logical' is of type str"):
-        VariableLayouts({"a": "logical"}, topology)
-
-
 def test_rule_that_matches_nothing_is_reported_when_training_starts(topology) -> None:
     layouts = VariableLayouts({"a": ("logical",), "b": (None,)}, topology)
     layouts.division("a", (2,))
@@ -195,13 +181,6 @@ def test_rule_that_matches_nothing_is_reported_when_training_starts(topology) ->
     layouts.division("b", (2,))
     require_layouts_used(layouts, [weight])
     require_layouts_used(None, [weight])
-
-
-def test_division_fits_shapes_that_it_divides(topology) -> None:
-    division = Division(((), ("logical",)))
-    assert division.fits((3, 4), topology)
-    assert not division.fits((3, 5), topology)
-    assert not division.fits((4,), topology)
 
 
 # A device without free memory: the error's numbers, its options, and the state afterwards.
@@ -282,15 +261,11 @@ def test_options_of_several_replicas_name_sharded_state(monkeypatch) -> None:
     assert "gradient_accumulation_steps" in one
     assert "mixed_bfloat16" in one
     assert 'shard_state="optimizer" or shard_state="all"' in _message(of_two, monkeypatch)
-
-
-def test_half_precision_is_not_advised_if_it_is_used(monkeypatch) -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        message = _message(_trained(sg.OneDeviceStrategy("cpu:0")), monkeypatch)
+        assert "mixed_bfloat16" not in _message(_trained_on_one(), monkeypatch)
     finally:
         keras.config.set_dtype_policy("float32")
-    assert "mixed_bfloat16" not in message
 
 
 def test_memory_of_other_processes_is_named_if_the_own_share_had_been_enough(monkeypatch) -> None:
@@ -338,6 +313,8 @@ def test_creation_of_variables_fit_input_and_functions_explain_too(monkeypatch) 
     model = _trained(strategy)
     with pytest.raises(MemoryError, match="SG107"), strategy.scope():
         _fails()()
+    with pytest.raises(ValueError, match="other"), strategy.scope():
+        raise ValueError("other")
     monkeypatch.setattr(Program, "_call", _fails())
     with pytest.raises(MemoryError, match="SG107"):
         model.fit(np.ones((4, 8), "float32"), np.ones((4, 64), "float32"), verbose=0)
@@ -350,42 +327,11 @@ def test_creation_of_variables_fit_input_and_functions_explain_too(monkeypatch) 
         next(iter(dataset))
 
 
-def test_real_program_without_memory_is_explained() -> None:
-    strategy = sg.OneDeviceStrategy("cpu:0")
-    with strategy.scope():
-        variable = keras.Variable(np.ones(4, "float32"), name="kept")
-    with pytest.raises(MemoryError, match="bytes were requested"), strategy.scope():
-        jax.block_until_ready(jnp.ones((2**24, 2**21)))
-    np.testing.assert_array_equal(variable.value, np.ones(4))
-
-
-def test_other_errors_pass() -> None:
-    with pytest.raises(ValueError, match="other"), sg.OneDeviceStrategy("cpu:0").scope():
-        raise ValueError("other")
-
-
 # Placement of variables and of state: sharded if large, else on the replicas.
 
 
 def replicas(count: int) -> Topology:
     return Topology(find_devices([f"cpu:{index}" for index in range(count)]))
-
-
-@pytest.mark.parametrize("is_all", [False, True])
-def test_state_is_parted_where_it_is_large_and_can_be(is_all) -> None:
-    policy = ShardedState(ShardedStore(replicas(2)), "all" if is_all else "optimizer")
-    policy.check()
-    owner = np.zeros((64, 32))
-    assert policy.choose(owner, slot_of=owner) is policy.store
-    assert (policy.choose(owner, slot_of=None) is policy.store) == is_all
-    for other in (np.zeros((8, 8)), np.zeros((63, 33)), np.zeros(())):
-        assert policy.choose(other, slot_of=other) is None
-
-
-def test_other_variables_are_kept_nowhere() -> None:
-    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        assert store_of(sg.Variable(1.0)) is None
-    assert store_of(sg.Variable(1.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -498,11 +444,13 @@ def test_only_values_with_other_digests_are_sent(monkeypatch, taken) -> None:
     first = [("a", [2], "float32", 1), ("b", [2], "float32", 9)]
     agree(monkeypatch, first, variable("a"), variable("b"))
     assert taken == ["b"]
-
-
-def test_names_may_differ_between_processes(monkeypatch, taken) -> None:
-    agree(monkeypatch, [("dense_7/kernel", [2], "float32", 1)], variable("dense/kernel"))
-    assert taken == []
+    names_differ = [("dense_7/kernel", [2], "float32", 1)]
+    agree(monkeypatch, names_differ, variable("dense/kernel"))
+    assert taken == ["b"]
+    monkeypatch.setattr(components, "current_group", lambda: 1 / 0)
+    registry = Registry(variable("a"))
+    agree_on_initial_values(registry, ALONE)  # pyright: ignore[reportArgumentType]
+    assert len(registry.variables) == 1  # processes by themselves exchange nothing
 
 
 @pytest.mark.parametrize(
@@ -514,13 +462,6 @@ def test_another_shape_or_dtype_is_an_error_before_values_are_sent(
     with pytest.raises(RuntimeError, match=r"chief 0 created variable 'a' of shape .*worker 0"):
         agree(monkeypatch, [("z", [2], "float32", 0), first], variable("z"), variable("a"))
     assert taken == []
-
-
-def test_processes_by_themselves_exchange_nothing(monkeypatch) -> None:
-    monkeypatch.setattr(components, "current_group", lambda: 1 / 0)
-    registry = Registry(variable("a"))
-    agree_on_initial_values(registry, ALONE)  # pyright: ignore[reportArgumentType]
-    assert len(registry.variables) == 1
 
 
 def test_digest_is_the_crc_of_the_bytes_in_row_order() -> None:
@@ -560,13 +501,9 @@ def test_names_of_a_mesh(shape, names, topology, expected) -> None:
         for name, axes in expected.items()
     }
     assert axis_names(keras_map(shape, names), own) == wanted
-
-
-def test_names_without_a_mesh() -> None:
-    own = {"replica": ("replica",), "logical": ("logical_0", "logical_1")}
-    assert axis_names({}, replicas_of_mesh_axes(2, 4)) == own
-    assert axis_names(keras.distribution.LayoutMap(None), replicas_of_mesh_axes(2, 4)) == own
-    assert axis_names(keras_map((2, 4), ["batch", "logical"]), replicas_of_mesh_axes(2, 4)) == own
+    without = {"replica": ("replica",), "logical": ("logical_0", "logical_1")}
+    for layouts in ({}, keras.distribution.LayoutMap(None), keras_map((2, 4), ["b", "logical"])):
+        assert axis_names(layouts, replicas_of_mesh_axes(2, 4)) == without
 
 
 def test_groups_of_a_mesh() -> None:

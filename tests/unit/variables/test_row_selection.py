@@ -85,17 +85,12 @@ def test_index_in_the_selected_rows_is_that_in_the_whole(index) -> None:
         (VALUES[..., 0] > 50, [8, 9]),
         (np.s_[..., 4, 1, 0], [4]),
         (np.s_[5:5], []),
+        *[(index, None) for index in (np.s_[:], np.s_[:, 0], np.s_[...], np.s_[..., 1])],
     ],
 )
 def test_only_rows_that_are_needed_are_selected(index, rows) -> None:
     selected = select_rows(index, VALUES.shape, name="v").rows
-    assert selected is not None
-    assert list(selected) == rows
-
-
-@pytest.mark.parametrize("index", [np.s_[:], np.s_[:, 0], np.s_[...], np.s_[..., 1], np.s_[None]])
-def test_all_rows_are_none_in_particular(index) -> None:
-    assert select_rows(index, VALUES.shape, name="v").rows is None
+    assert (None if selected is None else list(selected)) == rows  # all are none in particular
 
 
 def test_arrays_of_jax_and_variables_are_indices() -> None:
@@ -147,12 +142,9 @@ def test_index_that_is_out_of_range_or_none_is_refused(index) -> None:
         VALUES[index]
     with pytest.raises(IndexError, match=r"an index within shape \(10, 3, 2\)"):
         select_rows(index, VALUES.shape, name="v")
-
-
-@pytest.mark.parametrize("index", [np.s_[::0], np.s_[1, ::0]])
-def test_step_of_zero_is_refused(index) -> None:
-    with pytest.raises(ValueError, match="a step other than 0"):
-        select_rows(index, VALUES.shape, name="v")
+    for zero in (np.s_[::0], np.s_[1, ::0]):
+        with pytest.raises(ValueError, match="a step other than 0"):
+            select_rows(zero, VALUES.shape, name="v")
 
 
 @pytest.mark.parametrize(
@@ -168,16 +160,8 @@ def test_range_goes_to_its_shards_and_comes_back(rows) -> None:
     np.testing.assert_array_equal(
         joined[::-1] if rows.step < 0 else joined, VALUES[np.asarray(rows, int)]
     )
-
-
-def test_numbers_go_to_their_shards() -> None:
-    parts = local_rows(np.array([0, 3, 5, 9]), [3, 3, 4])
-    assert [list(part) for part in parts] == [[0], [0, 2], [3]]
-
-
-def test_slice_picks_a_range() -> None:
-    assert as_slice(range(2, 9, 3)) == slice(2, 9, 3)
-    assert VALUES[as_slice(range(9, -1, -2))].tolist() == VALUES[::-2].tolist()
+    of_numbers = local_rows(np.array([0, 3, 5, 9]), [3, 3, 4])
+    assert [list(part) for part in of_numbers] == [[0], [0, 2], [3]]
 
 
 # Stores of one copy on a device, and of a shard on each: values and rows.
@@ -280,22 +264,13 @@ def test_rows_are_those_of_the_whole_table(shape: tuple[int, ...], dtype: str) -
     table = table_of(12, dtype)
     ids = np.random.default_rng(0).integers(-16, 16, shape).astype("int32")
     np.testing.assert_array_equal(exchanged(table, ids), jnp.take(table, ids, axis=0))
-
-
-@pytest.mark.usefixtures("block_bytes")
-def test_all_replicas_may_want_the_same_row() -> None:
-    table = table_of(8)
-    for row in (0, -1, 7, 8, -9, np.iinfo("int32").max):
+    for row in (0, -1, 11, 12, -13, np.iinfo("int32").max):  # which all replicas want
         ids = np.full((4, 9), row, "int32")
         np.testing.assert_array_equal(exchanged(table, ids), jnp.take(table, ids, axis=0))
-
-
-@pytest.mark.usefixtures("block_bytes")
-def test_rows_that_are_no_numbers_stay_with_their_ids() -> None:
-    table = table_of(8)
-    table[3], table[5] = np.nan, np.inf
-    ids = np.arange(32, dtype="int32").reshape(4, 8) % 8
-    np.testing.assert_array_equal(exchanged(table, ids), table[ids])
+    if dtype == "float32":
+        table[3], table[5] = np.nan, np.inf  # which stay with their ids
+        ids = np.arange(32, dtype="int32").reshape(4, 8) % 12
+        np.testing.assert_array_equal(exchanged(table, ids), table[ids])
 
 
 @pytest.mark.parametrize(("num_rows", "num_ids"), [(2**15, 2**15), (2**17, 2**15), (2**12, 2**15)])
@@ -320,18 +295,12 @@ def test_temporary_memory_is_that_of_the_rows_or_of_a_shard(
 # Shards of the first axis that divides evenly, and the shards of this process.
 
 
-def test_parts_are_of_the_first_axis_that_can_be_parted() -> None:
-    four = ShardedStore(replicas(4))
-    shapes = {(8, 3): 0, (3, 8): 1, (6, 5): None, (): None, (0, 4): 1}
-    assert {shape: four.sharded_axis(shape) for shape in shapes} == shapes
-    parts = four.put(np.arange(24.0).reshape(3, 8)).addressable_shards
-    assert [part.data.shape for part in parts] == [(3, 2)] * 4
-
-
 @pytest.mark.parametrize("shape", [(8, 3), (3, 8)])
 def test_own_parts_make_up_what_is_kept(shape) -> None:
     four = ShardedStore(replicas(4))
     value = np.arange(24.0, dtype="float32").reshape(shape)
+    shapes = {(8, 3): 0, (3, 8): 1, (6, 5): None, (): None, (0, 4): 1}
+    assert {shape: four.sharded_axis(shape) for shape in shapes} == shapes  # the first that can be
     own = local_shards(four.put(value))
     assert own.shape == (4, *(size // 4 if size == 8 else size for size in shape))
     np.testing.assert_array_equal(np.concatenate(own, axis=shape.index(8)), value)
@@ -371,12 +340,6 @@ def test_values_are_sharded_in_two_dimensions(axes, replica_axis, shard) -> None
     np.testing.assert_array_equal(again, value)
 
 
-def test_axis_of_an_odd_size_is_not_sharded_over_replicas() -> None:
-    store = ShardedStore(pairs()).divided(Division((("logical",), ())))
-    assert store.sharded_axis((4, 7)) is None
-    assert ShardedStore(pairs()).divided(None) == ShardedStore(pairs())
-
-
 # Arrays some rows of which are changed: compared with NumPy.
 
 START = np.arange(1.0, 9, dtype="float32").reshape(4, 2)
@@ -393,6 +356,11 @@ def test_rows_change_as_numpy_changes_them(method, change) -> None:
     expected[[3, 0]] = change(START[[3, 0]], ROWS[:2])
     got = changed_rows(method, START, sg.IndexedSlices(ROWS, indices))
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert sets_rows(method) == (method in ("scatter_min", "scatter_max", "scatter_update"))
+    whole = changed_rows(
+        method, np.ones(2, "int32"), sg.IndexedSlices(np.array([2.0]), np.array([1]))
+    )
+    assert method == "scatter_div" or whole.dtype == np.int32
 
 
 @pytest.mark.parametrize(
@@ -407,19 +375,6 @@ def test_rows_change_as_numpy_changes_them(method, change) -> None:
 def test_rows_of_equal_index_are_added_up_or_all_count(method, expected) -> None:
     slices = sg.IndexedSlices(jnp.array([2.0, 5.0]), jnp.array([0, 0]))
     assert float(changed_rows(method, np.ones(1, "float32"), slices)[0]) == expected
-
-
-def test_values_take_the_dtype_of_the_array() -> None:
-    slices = sg.IndexedSlices(np.array([2.0]), np.array([1]))
-    got = changed_rows("scatter_update", np.zeros(2, "int32"), slices)
-    assert got.dtype == np.int32
-    assert got.tolist() == [0, 2]
-
-
-def test_methods_that_set_are_reported() -> None:
-    setting = {"scatter_min", "scatter_max", "scatter_update"}
-    every = setting | {"scatter_add", "scatter_sub", "scatter_mul", "scatter_div"}
-    assert {method for method in every if sets_rows(method)} == setting
 
 
 # Choice of the variables whose gradients are sent compressed.
@@ -443,16 +398,10 @@ def test_large_float_matrices_are_compressed(shape, dtype, expected) -> None:
         variable = sg.Variable(np.zeros(shape), dtype=dtype)
     assert is_compressed(variable, INT8) is expected
     assert not is_compressed(variable, None)
-
-
-def test_variables_on_servers_or_in_shards_are_not() -> None:
     with sg.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope():
-        variable = sg.Variable(np.zeros((64, 64), "float32"))
-    assert not is_compressed(variable, INT8)
-
-
-def test_tables_that_are_sent_as_rows_are_not() -> None:
+        central = sg.Variable(np.zeros((64, 64), "float32"))
     with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        table = keras.layers.Embedding(70_000, 2)
+        table = keras.layers.Embedding(70_000, 2)  # is sent as rows
         table.build()
+    assert not is_compressed(central, INT8)
     assert not is_compressed(table.embeddings, INT8)

@@ -59,18 +59,6 @@ def test_it_reads_as_one_array(made) -> None:
     np.testing.assert_allclose(keras.ops.sum(made), VALUES.sum(), rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "index",
-    [np.s_[8:0:-3, 1], -1, np.s_[4:4], VALUES > 0, np.s_[np.array([[9, 0], [4, 4]])]],
-    ids=range(5),
-)
-def test_slices_are_those_of_numpy(made, index) -> None:
-    got = made[index]
-    assert isinstance(got, jax.Array)
-    np.testing.assert_array_equal(got, VALUES[index])
-
-
 def test_only_shards_that_have_the_rows_are_read() -> None:
     class Noted(keras.Variable):
         reads = 0
@@ -125,14 +113,6 @@ def test_lookups_are_those_of_one_table(made, ids) -> None:
     np.testing.assert_array_equal(sg.nn.embedding_lookup(made, ids), expected)
     traced = jax.jit(lambda ids: sg.nn.embedding_lookup(made, ids))(ids.astype("int8"))
     np.testing.assert_array_equal(traced, expected)
-
-
-def test_missing_rows_of_whole_numbers_are_those_of_one_table() -> None:
-    table = np.arange(6, dtype="int32").reshape(3, 2)
-    made = sg.ShardedVariable([keras.Variable(table[:1], dtype="int32"), _whole_numbers(table[1:])])
-    ids = np.array([2, 3, 0, -4])
-    expected = sg.nn.embedding_lookup(_whole_numbers(table), ids)
-    np.testing.assert_array_equal(sg.nn.embedding_lookup(made, ids), expected)
 
 
 def _whole_numbers(value: np.ndarray) -> keras.Variable:
@@ -192,11 +172,6 @@ def test_it_is_used_in_a_step(is_eager) -> None:
     expected = VALUES + 2
     expected[[9, 4]] += 1
     np.testing.assert_allclose(made, expected, rtol=1e-6)
-
-
-def test_traced_index_is_refused(made) -> None:
-    with pytest.raises(TypeError, match="was indexed by the traced value"):
-        jax.jit(lambda index: made[index])(3)
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"])
@@ -267,16 +242,3 @@ def test_values_that_do_not_fit_are_refused(made) -> None:
     with pytest.raises(ValueError, match="one index per row"):
         made.scatter_add(sg.IndexedSlices(ROWS, IDS[:2]))
     np.testing.assert_array_equal(made, VALUES)
-
-
-def test_it_is_saved_and_restored_in_other_shards(made, tmp_path) -> None:
-    path = sg.train.Checkpoint(table=made).save(tmp_path / "ckpt")
-    other = sg.ShardedVariable([keras.Variable(np.zeros((5, 3), "float32")) for _ in range(2)])
-    sg.train.Checkpoint(table=other).restore(path)
-    np.testing.assert_array_equal(other, VALUES)
-    whole = keras.Variable(np.zeros((10, 3), "float32"))
-    sg.train.Checkpoint(table=whole).restore(path)
-    np.testing.assert_array_equal(whole, VALUES)
-    less = sg.ShardedVariable([keras.Variable(np.zeros((3, 3), "float32")) for _ in range(3)])
-    with pytest.raises(ValueError, match=r"table/value has shape \(9, 3\) here but \(10, 3\) in"):
-        sg.train.Checkpoint(table=less).restore(path)

@@ -438,6 +438,17 @@ def test_only_the_files_of_the_part_are_needed(saved_of_shard_reader: Any) -> No
             work("pytree", entries["a/rows"], [(slice(2, 4), slice(0, 600))])
 
 
+def test_damaged_shard_is_found(tmp_path: Path) -> None:
+    folder = written(tmp_path / "one", 1)
+    for file in folder.glob("pytree/shards.process_0/d/*"):
+        content = bytearray(file.read_bytes())
+        content[::16] = bytes(255 - byte for byte in content[::16])
+        file.write_bytes(content)
+    for work in (read_arrays, check_arrays):
+        with pytest.raises(DataLossError, match="one is damaged"):
+            work(folder, read_manifest(folder), ["pytree"])
+
+
 # Manifests: checksums of arrays and of the text, and damage that they notice.
 
 MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)

@@ -97,6 +97,8 @@ def test_where_chips_are_missing_devices_are_taken_in_their_order() -> None:
     topology = TPUTopology(mesh_shape=[2, 2, 1, 1], device_coordinates=coordinates)
     assignment = DeviceAssignment.build(topology, num_replicas=2)
     assert assignment.core_assignment.tolist() == coordinates[:2]
+    assert topology.missing_devices.tolist() == [[1, 0, 0, 0]]
+    assert topology.task_ordinal_at_coordinates([1, 0, 0, 0]) == -1
     with pytest.raises(ValueError, match=r"4 replicas of 1 cores(?s:.)*at most its 3 devices"):
         DeviceAssignment.build(topology, num_replicas=4)
 
@@ -119,9 +121,6 @@ def test_where_chips_are_missing_devices_are_taken_in_their_order() -> None:
 def test_what_does_not_fit_is_refused(arguments, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         DeviceAssignment.build(full([4, 4, 1, 1]), **arguments)
-
-
-def test_arguments_of_another_form_are_refused() -> None:
     with pytest.raises(ValueError, match="topology='v5e' is of type str"):
         DeviceAssignment.build("v5e")
     with pytest.raises(ValueError, match="topology=None is of type NoneType"):
@@ -129,8 +128,6 @@ def test_arguments_of_another_form_are_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("core_assignment has shape (1, 4)")):
         DeviceAssignment(full([2, 2, 1, 1]), [[0, 0, 0, 0]])
 
-
-# TPU topology. Expected values come from TensorFlow 2.21's tpu/topology.py.
 
 # Two hosts of two chips each, with two cores a chip.
 _SHAPE = [2, 2, 1, 2]
@@ -156,13 +153,6 @@ def test_devices_are_found_by_their_place(topology) -> None:
     name = topology.tpu_device_name_at_coordinates([1, 1, 0, 1], job="worker")
     assert name == "/job:worker/task:1/device:TPU:3"
     assert topology.cpu_device_name_at_coordinates([1, 1, 0, 1]) == "/task:1/device:CPU:0"
-
-
-def test_missing_chips_are_named() -> None:
-    coordinates = [[[0, 0, 0, 0]], [[1, 1, 0, 0]], [[0, 1, 0, 0]]]
-    topology = TPUTopology(mesh_shape=[2, 2, 1, 1], device_coordinates=coordinates)
-    assert topology.missing_devices.tolist() == [[1, 0, 0, 0]]
-    assert topology.task_ordinal_at_coordinates([1, 0, 0, 0]) == -1
 
 
 @pytest.mark.parametrize(
@@ -267,15 +257,9 @@ def test_every_chip_is_adjacent_to_the_next_and_the_last_to_the_first(sizes) -> 
     assert ring[0] == (0, 0, 0)
     assert sorted(ring) == list(itertools.product(*map(range, sizes)))
     assert {distance(ring[i - 1], ring[i]) for i in range(len(ring))} == {1}
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 1, 1), (1, 4, 1), (1, 1, 5)])
-def test_line_goes_from_end_to_end(sizes) -> None:
-    assert ring_of(sizes) == sorted(itertools.product(*map(range, sizes)))
-
-
-def test_box_with_an_odd_side_is_taken_row_by_row() -> None:
-    assert ring_of((2, 3, 1)) == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 2, 0)]
+    for line in [(1, 1, 1), (3, 1, 1), (1, 4, 1), (1, 1, 5)]:
+        assert ring_of(line) == sorted(itertools.product(*map(range, line)))
+    assert ring_of((2, 3, 1)) == [(x, y, 0) for y in range(3) for x in range(2)]  # row by row
 
 
 # Startup of JAX in several processes; most of it is tested by tests/multiprocess.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import itertools
 import math
 import os
 import signal
@@ -40,7 +41,6 @@ from stratagem.devices.shards import (
     require_exact_integers,
 )
 from stratagem.resources import programs_folder
-from stratagem.variables.distributed import PerReplica
 
 
 class OfProcess:
@@ -67,10 +67,6 @@ def two_of_four() -> Topology:
 
 def by_device(array: jax.Array) -> dict[int, np.ndarray]:
     return {shard.device.id: np.asarray(shard.data) for shard in array.addressable_shards}
-
-
-def test_groups_are_found_by_name_index_and_device() -> None:
-    assert ids(find_groups([["cpu:2", 0], [jax.devices()[5], "/cpu:1"]])) == [[2, 0], [5, 1]]
 
 
 @pytest.mark.parametrize(
@@ -123,14 +119,9 @@ def test_group_may_have_several_processes(size) -> None:
     )
     assert topology.local_replica_ids == (0,)  # of process 0
     assert [d.number for d in topology.local_devices] == [0]
-
-
-def test_processes_feed_their_own_replicas(two_of_four) -> None:
-    assert two_of_four.processes_of_inputs == ((0,),)
-    assert not replicas_span_processes(two_of_four)
-    topology = Topology.of_groups([[OfProcess(index, index)] for index in range(3)])
-    assert topology.processes_of_inputs == ((0,), (1,), (2,))
-    assert not replicas_span_processes(topology)
+    alone = Topology.of_groups([[OfProcess(index, index)] for index in range(3)])
+    assert alone.processes_of_inputs == ((0,), (1,), (2,))
+    assert not replicas_span_processes(alone)
 
 
 def test_neighbours_of_each_process_form_groups() -> None:
@@ -149,14 +140,6 @@ def test_neighbours_of_each_process_form_groups() -> None:
         adjacent_groups(devices, "2")
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 8, 12, 97, 256])
-def test_prime_factors_make_the_number(number) -> None:
-    factors = prime_factors(number)
-    assert math.prod(factors) == number
-    assert all(factor % d for factor in factors for d in range(2, factor))
-    assert list(factors) == sorted(factors)
-
-
 def test_mesh_has_an_axis_for_each_factor_of_a_group(two_of_four) -> None:
     assert two_of_four.num_replicas == 2
     assert two_of_four.num_logical_devices == 4
@@ -166,6 +149,16 @@ def test_mesh_has_an_axis_for_each_factor_of_a_group(two_of_four) -> None:
     pair = Topology.of_groups(find_groups([["cpu:0", "cpu:1"]]))
     assert pair.mesh.axis_names == (REPLICA_AXIS, "logical")
     assert pair.mesh.devices.shape == (1, 2)
+    single = Topology.of_groups(find_groups([["cpu:1"], ["cpu:0"]]))
+    assert single == Topology(tuple(jax.devices()[index] for index in (1, 0)))
+    assert (single.num_logical_devices, single.logical_axes) == (1, ())
+    assert Topology(None).devices_of(0) == ()
+    assert Topology(None).all_devices is None
+    for number in (1, 2, 3, 4, 6, 8, 12, 97, 256):
+        factors = prime_factors(number)
+        assert math.prod(factors) == number
+        assert all(factor % d for factor in factors for d in range(2, factor))
+        assert list(factors) == sorted(factors)
 
 
 def test_first_device_of_a_group_stands_for_its_replica(two_of_four) -> None:
@@ -173,16 +166,6 @@ def test_first_device_of_a_group_stands_for_its_replica(two_of_four) -> None:
     assert ids([two_of_four.all_devices]) == [[4, 1, 2, 3, 0, 5, 6, 7]]
     assert ids([two_of_four.devices_of(1)]) == [[0, 5, 6, 7]]
     assert not two_of_four.spans_processes
-
-
-def test_groups_of_one_device_are_a_topology_of_devices() -> None:
-    single = Topology.of_groups(find_groups([["cpu:1"], ["cpu:0"]]))
-    assert single == Topology(tuple(jax.devices()[index] for index in (1, 0)))
-    assert single.devices_of(1) == (jax.devices()[0],)
-    assert single.num_logical_devices == 1
-    assert single.logical_axes == ()
-    assert Topology(None).devices_of(0) == ()
-    assert Topology(None).all_devices is None
 
 
 def test_replicate_puts_a_copy_on_every_device_of_every_group(two_of_four) -> None:
@@ -203,15 +186,6 @@ def test_component_is_on_every_device_of_its_group(two_of_four, method) -> None:
         assert parts[device].tolist() == [[3.0, 4.0]]
 
 
-def test_parts_of_a_value_are_those_on_the_first_devices(two_of_four) -> None:
-    value = PerReplica(stacked=two_of_four.stack([np.ones(2), np.zeros(2)]))
-    assert [part.tolist() for part in value.components] == [[1, 1], [0, 0]]
-    assert [part.devices() for part in value.components] == [
-        {jax.devices()[4]},
-        {jax.devices()[0]},
-    ]
-
-
 # 64-bit integers that JAX would change are refused on each way to the devices.
 
 LARGE = np.array([[1], [2**31], [-7], [3]])
@@ -222,6 +196,82 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 }
 TARGETS = np.zeros((4, 2), np.float32)
 DOES_NOT_FIT = "of its values do not fit int32"
+
+
+def small_model(name: str) -> keras.Model:
+    with STRATEGIES[name]().scope():
+        model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Flatten()])
+        model.compile("sgd", "mse")
+        model.build((None, 1))
+    return model
+
+
+def _batches(name: str, bad: int) -> None:
+    """They are transferred one by one, and later many at once."""
+    good = {"x": np.zeros((4, 1), np.int64), "user": np.zeros((4, 1), np.int64)}
+    batches = [good | ({"user": LARGE} if place == bad else {}) for place in range(48)]
+    list(iter(STRATEGIES[name]().distribute_dataset(batches)))
+
+
+def _eagerly(name: str, value: Any) -> None:
+    sg.config.run_eagerly(True)
+    try:
+        STRATEGIES[name]().run(lambda ids: ids, args=(value,))
+    finally:
+        sg.config.run_eagerly(False)
+
+
+def _slices() -> sg.IndexedSlices:
+    return sg.IndexedSlices(np.ones((4, 2), np.float32), LARGE[:, 0], (8, 2))
+
+
+WAYS: dict[str, Callable[[str], object]] = {
+    "early batches": lambda name: _batches(name, 0),
+    "late batches": lambda name: _batches(name, 40),
+    "fit": lambda name: small_model(name).fit(LARGE, TARGETS, verbose=0),
+    "evaluate": lambda name: small_model(name).evaluate(LARGE, TARGETS, verbose=0),
+    "predict": lambda name: small_model(name).predict(LARGE, verbose=0),
+    "fit of a dataset": lambda name: small_model(name).fit(
+        sg.get_strategy().distribute_dataset([(LARGE, TARGETS)]), verbose=0
+    ),
+    "run": lambda name: STRATEGIES[name]().run(lambda ids: ids, args=(LARGE,)),
+    "run of a number": lambda name: STRATEGIES[name]().run(lambda i: i, args=(np.int64(2**40),)),
+    "eager run": lambda name: _eagerly(name, LARGE),
+    "values": lambda name: STRATEGIES[name]().distribute_values_from_function(lambda _: LARGE),
+    "function": lambda _: sg.function(lambda ids: ids + 1)(LARGE),
+    "lookup": lambda _: sg.nn.embedding_lookup(np.ones((4, 2), np.float32), LARGE),
+    "dense rows": lambda _: _slices().to_dense(),
+    "combined rows": lambda _: _slices().combined(),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        *itertools.product(("early batches", "late batches"), ("default", "mirrored")),
+        *itertools.product(("fit", "evaluate", "predict"), ("one device", "mirrored")),
+        *itertools.product(("run", "run of a number", "eager run"), STRATEGIES),
+        ("values", "mirrored"),
+        *((way, "default") for way in ("fit of a dataset", "function", "lookup")),
+        *((way, "default") for way in ("dense rows", "combined rows")),
+    ],
+)
+def test_integers_that_jax_would_change_are_refused(way, name) -> None:
+    place = {"early batches": r"batch\['user'\] has dtype int64", "lookup": "An array of ids"}
+    with pytest.raises(OverflowError, match=rf"{place.get(way, '')}.*1 {DOES_NOT_FIT}"):
+        WAYS[way](name)
+
+
+def test_error_names_the_array_and_never_a_value() -> None:
+    arrays = [np.zeros(3), np.array([5, 123456789012])]
+    with pytest.raises(OverflowError, match="array 1 has dtype int64 and shape") as caught:
+        require_exact_integers(arrays, lambda place: f"array {place}")
+    assert "1234" not in str(caught.value)
+    assert "SG311" in str(caught.value)
+    numbers = [7, "text", None, np.array(["a"]), np.array([2**40], object), jax.numpy.ones(2)]
+    require_exact_integers([*numbers, np.int64(2**31 - 1), np.uint64(2**32 - 1), np.array([], int)])
+    with jax.enable_x64(True):
+        require_exact_integers([LARGE])
 
 
 @given(
@@ -240,96 +290,6 @@ def test_an_error_is_raised_where_jax_changes_a_value(values, dtype) -> None:
             require_exact_integers([array])
     else:
         require_exact_integers([array])
-
-
-def test_error_names_the_array_and_never_a_value() -> None:
-    arrays = [np.zeros(3), np.array([5, 123456789012])]
-    with pytest.raises(OverflowError, match="array 1 has dtype int64 and shape") as caught:
-        require_exact_integers(arrays, lambda place: f"array {place}")
-    assert "1234" not in str(caught.value)
-    assert "SG311" in str(caught.value)
-
-
-def test_other_values_pass() -> None:
-    numbers = [7, "text", None, np.array(["a"]), np.array([2**40], object), jax.numpy.ones(2)]
-    require_exact_integers([*numbers, np.int64(2**31 - 1), np.uint64(2**32 - 1), np.array([], int)])
-    with pytest.raises(OverflowError, match=r"and shape \(\)"):
-        require_exact_integers([np.int64(2**31)])
-    with jax.enable_x64(True):
-        require_exact_integers([LARGE])
-
-
-def batches(name: str, count: int, bad: int) -> list[Any]:
-    good = np.zeros((4, 1), np.int64)
-    return [{"x": good, name: LARGE if place == bad else good} for place in range(count)]
-
-
-@pytest.mark.parametrize("name", ["default", "mirrored"])
-@pytest.mark.parametrize("bad", [0, 40])  # transferred one by one, and later many at once
-def test_batches(name, bad) -> None:
-    strategy = STRATEGIES[name]()
-    iterator = iter(strategy.distribute_dataset(batches("user", 48, bad)))
-    with pytest.raises(OverflowError, match=rf"batch\['user'\] has dtype int64.*1 {DOES_NOT_FIT}"):
-        list(iterator)
-
-
-@pytest.mark.parametrize("name", ["one device", "mirrored"])
-def test_fit_evaluate_and_predict(name) -> None:
-    with STRATEGIES[name]().scope():
-        model = small_model()
-    for call in (model.fit, model.evaluate, model.predict):
-        targets = () if call == model.predict else (TARGETS,)
-        with pytest.raises(OverflowError, match=DOES_NOT_FIT):
-            call(LARGE, *targets, verbose=0)
-
-
-def test_fit_of_a_distributed_dataset_without_a_strategy() -> None:
-    dataset = sg.get_strategy().distribute_dataset([(LARGE, TARGETS)])
-    with pytest.raises(OverflowError, match=DOES_NOT_FIT):
-        small_model().fit(dataset, verbose=0)
-
-
-def small_model() -> keras.Model:
-    model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Flatten()])
-    model.compile("sgd", "mse")
-    model.build((None, 1))
-    return model
-
-
-@pytest.mark.parametrize("is_eager", [False, True])
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_arguments_of_run(name, is_eager) -> None:
-    strategy = STRATEGIES[name]()
-    sg.config.run_eagerly(is_eager)
-    try:
-        for value in (LARGE, np.int64(2**40)):
-            with pytest.raises(OverflowError, match=DOES_NOT_FIT):
-                strategy.run(lambda ids: ids, args=(value,))
-    finally:
-        sg.config.run_eagerly(False)
-
-
-def test_values_from_functions() -> None:
-    strategy = STRATEGIES["mirrored"]()
-    with pytest.raises(OverflowError, match=DOES_NOT_FIT):
-        strategy.distribute_values_from_function(lambda _: LARGE)
-
-
-def test_arguments_of_functions() -> None:
-    with pytest.raises(OverflowError, match=f"An argument .* 1 {DOES_NOT_FIT}"):
-        sg.function(lambda ids: ids + 1)(LARGE)
-
-
-def test_lookups() -> None:
-    with pytest.raises(OverflowError, match=f"An array of ids .* 1 {DOES_NOT_FIT}"):
-        sg.nn.embedding_lookup(np.ones((4, 2), np.float32), LARGE)
-
-
-@pytest.mark.parametrize("method", ["to_dense", "combined"])
-def test_indices_of_rows(method) -> None:
-    slices = sg.IndexedSlices(np.ones((4, 2), np.float32), LARGE[:, 0], (8, 2))
-    with pytest.raises(OverflowError, match=f"An array of indices .* 1 {DOES_NOT_FIT}"):
-        getattr(slices, method)()
 
 
 def test_keys_travel_as_pairs() -> None:
@@ -368,6 +328,7 @@ def _run(folder, program=_PROGRAM, expected_code=0, **variables):
     return done.stdout.split(), done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_what_the_first_compiled(tmp_path) -> None:
     (total, folder, num_hits), log = _run(tmp_path, STRATAGEM_LOG_LEVEL="INFO")
     assert (total, folder, num_hits) == ("56.0", str(programs_folder(tmp_path)), "0")
@@ -403,13 +364,6 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path) -> None:
     assert found == "None"
     assert f"chmod 700 {folder}" in log
     assert not list(folder.iterdir())
-
-
-@pytest.mark.slow
-def test_a_folder_that_cannot_be_made_is_no_error(tmp_path) -> None:
-    (tmp_path / "programs").write_text("a file is in its place")
-    (total, found, _), _ = _run(tmp_path)
-    assert (total, found) == ("56.0", "None")
 
 
 @pytest.mark.slow
@@ -499,10 +453,6 @@ def test_each_device_gets_its_piece(topology, divided, kind) -> None:
     for device in (1, 2):
         np.testing.assert_array_equal(pieces[device], wanted[:, 2:])
     np.testing.assert_array_equal(assemble_on_host(array), wanted)
-
-
-def test_what_lies_there_in_pieces_stays(divided) -> None:
-    array = put_shards(VALUE, divided)
     assert put_shards(array, divided) is array
 
 
@@ -519,23 +469,14 @@ def test_copy_of_a_replica_is_whole_on_its_first_device(topology, divided, repli
         copy = replica_copy(array, topology, replica_id)
         np.testing.assert_array_equal(copy, VALUE)
         assert copy.devices() == {first}
+        own = local_copy(array, topology)  # an ordinary array
+        np.testing.assert_array_equal(own, VALUE)
+        assert own.devices() == {topology.devices[0]}
+    assert local_copy(3, topology) == 3
     stacked = topology.stack([VALUE, 2 * VALUE])
     component = replica_copy(stacked, topology, replica_id)
     np.testing.assert_array_equal(component, [(replica_id + 1) * VALUE])
     assert component.devices() == {first}
-
-
-def test_own_copy_is_an_ordinary_array(topology, divided) -> None:
-    for array in (put_shards(VALUE, divided), topology.replicate(VALUE)):
-        copy = local_copy(array, topology)
-        np.testing.assert_array_equal(copy, VALUE)
-        assert copy.devices() == {topology.devices[0]}
-    assert local_copy(3, topology) == 3
-
-
-def test_values_of_any_kind_are_read_on_the_host() -> None:
-    np.testing.assert_array_equal(assemble_on_host(VALUE), VALUE)
-    np.testing.assert_array_equal(assemble_on_host(jnp.asarray(VALUE)), VALUE)
 
 
 def test_large_arrays_are_made_on_the_host() -> None:

@@ -56,9 +56,6 @@ def test_two_processes_with_one_gpu_are_named_with_what_to_do() -> None:
 def test_gpus_of_their_own_and_unknown_ones_are_accepted() -> None:
     shared_gpus.require_own_gpus(_group(["a"], ["b"]), _gpus(0))
     shared_gpus.require_own_gpus(_group([None], [None]), _gpus(0))
-
-
-def test_processes_without_gpus_exchange_nothing() -> None:
     shared_gpus.require_own_gpus(SimpleNamespace(), _gpus(0, platform="cpu"))  # pyright: ignore[reportArgumentType]
 
 

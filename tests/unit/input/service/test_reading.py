@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import sys
 import threading
 import types
 import uuid
@@ -412,6 +413,14 @@ def test_compression_changes_no_batch(servers, compression) -> None:
     dataset_id = sg.input.service.register_dataset(servers.target, dataset, compression)
     again = sg.input.service.from_dataset_id("distributed_epoch", servers.target, dataset_id)
     assert sorted(values(again)) == sorted(values(dataset))
+
+
+def test_worker_without_the_library_says_so(servers, monkeypatch) -> None:
+    pytest.importorskip("zstandard")
+    dataset = servers.distribute(sg.input.Dataset(np.arange(4), batch_size=2), compression="zstd")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(RuntimeError, match="compression of batches needs zstandard"):
+        next(iter(dataset))
 
 
 @pytest.mark.parametrize("is_far", [False, True])

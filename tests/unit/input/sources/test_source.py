@@ -336,7 +336,7 @@ def test_lengths_are_those_of_tensorflow(cardinality: int, count: Any, expected:
 def test_an_empty_source_without_end_ends_and_a_repetition_of_none_gives_nothing() -> None:
     assert list(RepeatedSource(as_source([]), None).open(0)) == []
     assert list(sg.input.Dataset([np.arange(2)]).repeat(0)) == []
-    assert as_source([]).element_spec() is None
+    assert as_source([]).element_spec() is as_source(iter([])).element_spec() is None
     reader = RepeatedSource(as_source(iter([np.zeros(1)])), None).open(0)
     next(reader)
     with pytest.raises(ValueError, match=r"sg\.input\.Dataset\.from_generator\(function\)"):

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import keras
 
-__all__ = ["digits", "resnet_50", "transformer_100m"]
+__all__ = ["digits", "resnet_50"]
 
 Made = tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]
 
@@ -59,37 +59,3 @@ def resnet_50(num_replicas: int, batch_size: int = 64) -> Made:
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), _loss(), metrics=["accuracy"])
     rows = num_replicas * batch_size
     return model, _labelled((rows, 224, 224, 3), "float32", (rows,))
-
-
-def transformer_100m(
-    num_replicas: int, batch_size: int = 8, length: int = 512, num_blocks: int = 12
-) -> Made:
-    """A decoder of width 768 over 32,768 words, with Adam: 110 million parameters.
-
-    Args:
-        num_replicas: how many share the batch.
-        batch_size: of each of them.
-        length: words of a row.
-    """
-    width, words = 768, 32_768
-    tokens = keras.Input((length,), dtype="int32")
-    embedding = keras.layers.Embedding(words, width)
-    positions = keras.layers.Embedding(length, width)
-    x = embedding(tokens) + positions(keras.ops.arange(length))
-    for _ in range(num_blocks):
-        x = x + _attention(keras.layers.LayerNormalization()(x), width)
-        hidden = keras.layers.Dense(4 * width, activation="gelu")(
-            keras.layers.LayerNormalization()(x)
-        )
-        x = x + keras.layers.Dense(width)(hidden)
-    x = keras.layers.LayerNormalization()(x)
-    logits = keras.ops.matmul(x, keras.ops.transpose(embedding.embeddings))
-    model = keras.Model(tokens, logits)
-    model.compile(keras.optimizers.Adam(1e-4), _loss())
-    rows = num_replicas * batch_size
-    return model, _labelled((rows, length), "int32", (rows, length))
-
-
-def _attention(x: Any, width: int) -> Any:
-    attention = keras.layers.MultiHeadAttention(num_heads=12, key_dim=width // 12)
-    return attention(x, x, use_causal_mask=True)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from stratagem.devices.mesh import Topology
-from stratagem.planning.compilers import missing_compiler
+from stratagem.planning.compilers import devices_of, missing_compiler
 from stratagem.planning.schedule import Schedule, share_behind
+from stratagem.planning.targets import parse_target
 from tests.unit.planning.programs.training_steps import dense_step
 
 pytestmark = pytest.mark.skipif(
@@ -21,43 +22,10 @@ pytestmark = pytest.mark.skipif(
     reason="JAX's CUDA plugin is not installed: `make test-external NAME=gpu-compiler` has it",
 )
 
-# What XLA knows of a GPU that it compiles for: NVIDIA's figures for an H100 SXM.
-_H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: 233472
-  threads_per_core_limit: 2048
-  core_count: 132
-  fpus_per_core: 128
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
-  device_memory_size: 84929347584
-  shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}
-runtime_version { major: 12 minor: 8 }
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 7 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-
 
 @pytest.fixture(scope="module")
 def gpus() -> Topology:
-    from jax.experimental import topologies
-
-    description = topologies.get_topology_desc(
-        platform="cuda", topology_name="h100", topology="1x1x8", target_config=_H100
-    )
-    return Topology(tuple(description.devices))
+    return Topology(devices_of(parse_target("8xH100")))
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,6 @@
 
 Needs libtpu, and no TPU: `make test-external NAME=tpu`. What is checked is stated as arithmetic:
 how many sums over replicas there are and of how many bytes, and what a chip holds.
-
-The compiler is told to spend little time: it makes the same sums then, and temporary memory of
-about the same size, in a tenth of the time (the transformer: 41 s instead of 499 s).
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -40,7 +36,6 @@ class Step:
 
     model: Any
     batch: Any
-    lowered: Any
     compiled: Any
     num_chips: int
 
@@ -65,28 +60,19 @@ def _num_bytes(variable: Any) -> int:
     return math.prod(variable.shape) * np.dtype(str(variable.dtype)).itemsize
 
 
-def step_of(make: Callable[[int], models.Made], devices: list[jax.Device]) -> Step:
-    with CompileOnlyStrategy(devices).scope():
-        model, batch = make(len(devices))
-    lowered = lower_training_step(model, batch)
-    compiled = lowered.compile(compiler_options=QUICKLY)
-    return Step(model, batch, lowered, compiled, len(devices))
-
-
 @functools.cache
 def compiled_step(make: Callable[[int], models.Made], topology: str) -> Step:
-    return step_of(make, chips_of(topology))
+    devices = chips_of(topology)
+    with CompileOnlyStrategy(devices).scope():
+        model, batch = make(len(devices))
+    compiled = lower_training_step(model, batch).compile(compiler_options=QUICKLY)
+    return Step(model, batch, compiled, len(devices))
 
 
 _CASES = [
     (models.digits, "v5e:2x4"),
     (models.digits, "v5e:16x16"),
-    (models.resnet_50, "v5e:2x4"),
     (models.resnet_50, "v5e:8x8"),
-    (models.resnet_50, "v5e:16x16"),
-    (models.transformer_100m, "v5e:2x4"),
-    (models.transformer_100m, "v5e:16x16"),
-    (models.transformer_100m, "v6e:2x4"),
     pytest.param(models.resnet_50, "v6e:8x8", marks=pytest.mark.slow),
 ]
 
@@ -112,7 +98,6 @@ def test_gradients_are_summed_over_all_chips_and_nothing_else_is(make, topology)
     text = step.compiled.as_text()
     reductions = Schedule(text).reductions()
     summed = sum(reduction.num_bytes for reduction in reductions)
-    print(topology, step.model.name, len(reductions), "sums of", summed, "bytes")
     assert summed == step.gradient_bytes - _repeated_gradient_bytes(step.model)
     assert len(reductions) == math.ceil(summed / _COMBINED_BYTES)
     assert len(step.model.trainable_variables) > 3 * len(reductions)
@@ -128,43 +113,18 @@ def test_gradients_are_summed_over_all_chips_and_nothing_else_is(make, topology)
             )
 
 
-def _activation_bytes(step: Step) -> int:
-    """What the backward pass needs of the forward pass."""
-    rows = step.batch[0].shape[0] // step.num_chips
-    if step.model.name == "resnet50":
-        # Of each convolution and each ReLU the result; what is between them is computed anew.
-        kept = (keras.layers.Conv2D, keras.layers.Activation)
-        outputs = [layer.output for layer in step.model.layers if isinstance(layer, kept)]
-        return 4 * rows * sum(math.prod(output.shape[1:]) for output in outputs)
-    length, width = step.batch[0].shape[1], 768
-    words = 32_768
-    # In: the normalised input of attention, q, k, v, its result; of the layers of 4 times the
-    # width the input and the result, and these before the activation function.
-    block = length * width * (5 + 1 + 4 + 4) + 12 * length * length
-    return 4 * rows * (12 * block + length * words)
-
-
 @pytest.mark.parametrize(("make", "topology"), _CASES)
 def test_chip_holds_its_copy_and_its_part_of_the_batch(make, topology) -> None:
     step = compiled_step(make, topology)
     memory = step.compiled.memory_analysis()
     expected = step.state_bytes + step.batch_bytes
-    temporary = memory.temp_size_in_bytes
-    print(
-        f"{topology} {step.model.name}: state {step.state_bytes / 1e6:.1f} MB, batch "
-        f"{step.batch_bytes / 1e6:.1f} MB, arguments {memory.argument_size_in_bytes / 1e6:.1f} MB, "
-        f"temporary {temporary / 1e6:.1f} MB"
-    )
     # Arrays are stored in tiles of 8 x 128: those of the digits have 64 channels or fewer.
-    is_small = isinstance(step.model, keras.Sequential)
-    assert 1.0 <= memory.argument_size_in_bytes / expected < (2.0 if is_small else 1.1)
+    most = 2.0 if isinstance(step.model, keras.Sequential) else 1.1
+    assert 1.0 <= memory.argument_size_in_bytes / expected < most
     # The state is written where it was read from: only the token of a step is new.
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 2**14
-    if not is_small:  # whose arrays stay in fast memory for the most part
-        activations = _activation_bytes(step)
-        print(f"activations {activations / 1e6:.1f} MB")
-        assert 0.7 < temporary / activations < 1.3
-    total = memory.argument_size_in_bytes + temporary + memory.generated_code_size_in_bytes
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    total += memory.generated_code_size_in_bytes
     assert total < _MEMORY_BYTES[topology.partition(":")[0]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -53,11 +52,6 @@ def test_components_are_cut_to_their_true_rows(three) -> None:
         np.testing.assert_array_equal(part, row[:length])
 
 
-def test_components_that_are_objects_come_as_they_are() -> None:
-    objects = ("a", np.ones(3), None)
-    assert PerReplica(objects=objects).components is objects
-
-
 @pytest.mark.parametrize("form", ["a copy on every device", "split on another axis", "on the host"])
 def test_components_do_not_depend_on_where_the_array_lies(three, form) -> None:
     rows = np.arange(9.0, dtype=np.float32).reshape(3, 3)
@@ -67,11 +61,6 @@ def test_components_do_not_depend_on_where_the_array_lies(three, form) -> None:
         "on the host": rows,
     }
     np.testing.assert_array_equal(PerReplica(stacked=placed[form]).components, rows)
-
-
-def test_components_can_be_traced() -> None:
-    last = jax.jit(lambda value: value.components[2] + 1.0)(PerReplica(stacked=jnp.arange(3.0)))
-    assert float(last) == 3.0
 
 
 def test_components_of_a_value_in_a_compiled_step_are_refused() -> None:
@@ -86,11 +75,6 @@ def test_repr_shows_the_components(three, per_replica) -> None:
     assert repr(PerReplica(local="x")) == "PerReplica(local='x')"
     short = PerReplica(stacked=three.stack([np.ones(2, np.int32)] * 3), lengths=(2, 1, 0))
     assert repr(short) == "PerReplica[[1 1] | [1] | []]"
-
-
-def test_repr_of_what_jax_puts_into_a_pytree_does_not_fail(per_replica) -> None:
-    shapes = jax.eval_shape(lambda: per_replica)
-    assert repr(shapes) == "PerReplica(stacked=ShapeDtypeStruct(shape=(3,), dtype=float32))"
 
 
 AS_AN_ARRAY = {
@@ -148,12 +132,10 @@ def test_per_replica_is_a_pytree_that_keeps_its_lengths(three) -> None:
     assert doubled.lengths == (2, 1, 1)
     np.testing.assert_array_equal(doubled.stacked, 2 * ROWS)
     assert jax.tree.structure(value) != jax.tree.structure(PerReplica(stacked=ROWS))
-
-
-def test_per_replica_is_compared_by_identity_and_can_be_a_key(per_replica) -> None:
-    other = PerReplica(stacked=per_replica.stacked)
-    assert per_replica != other
-    assert len({per_replica, other, per_replica}) == 2
+    assert repr(jax.eval_shape(lambda: value)).startswith("PerReplica(stacked=ShapeDtypeStruct(")
+    assert value != PerReplica(stacked=value.stacked)  # by identity
+    last = jax.jit(lambda value: value.components[2] + 1.0)(PerReplica(stacked=jnp.arange(3.0)))
+    assert float(last) == 3.0
 
 
 @pytest.mark.parametrize("value", [np.float32(2.5), jnp.float32(2.5), 2.5])
@@ -165,23 +147,13 @@ def test_mirrored_is_read_as_an_array(value) -> None:
     np.testing.assert_array_equal(jnp.asarray(mirrored), np.float32(2.5))
     np.testing.assert_array_equal(jnp.ones(2) * mirrored, [2.5, 2.5])
     np.testing.assert_array_equal(np.ones(2) * mirrored, [2.5, 2.5])
-
-
-def test_mirrored_becomes_an_array_of_the_dtype_asked_for() -> None:
-    array = np.asarray(Mirrored(jnp.arange(3)), dtype=np.float64)
-    assert array.dtype == np.float64
-    np.testing.assert_array_equal(array, [0, 1, 2])
-
-
-@pytest.mark.parametrize(("value", "truth"), [(False, False), (0.0, False), (3.0, True)])
-def test_mirrored_is_as_true_as_its_value(value, truth) -> None:
-    assert bool(Mirrored(jnp.asarray(value))) is truth
-
-
-def test_mirrored_is_a_pytree() -> None:
+    assert np.asarray(Mirrored(jnp.arange(3)), dtype=np.float64).dtype == np.float64
+    assert [bool(Mirrored(jnp.asarray(one))) for one in (False, 0.0, 3.0)] == [False, False, True]
     doubled = jax.jit(lambda value: jax.tree.map(lambda leaf: 2 * leaf, value))(Mirrored(ROWS))
     assert isinstance(doubled, Mirrored)
     np.testing.assert_array_equal(doubled.value, 2 * ROWS)
+    texts = require_plain(Mirrored(jnp.arange(3))._repr_html_()).texts
+    assert texts[5:] == ["all", "(3,)", "int32", "[0 1 2]"]
 
 
 def test_mirrored_counts_like_its_value() -> None:
@@ -206,9 +178,7 @@ def test_notebook_shows_the_components(three) -> None:
     assert texts[9:11] == ["1", "(1, 2)"]
     objects = PerReplica(objects=("<b>", 2))
     assert require_plain(objects._repr_html_()).texts[5:9] == ["0", "-", "str", "<b>"]
-
-
-def test_large_components_and_many_replicas_are_shortened() -> None:
+    assert objects.components == ("<b>", 2)
     html = PerReplica(objects=tuple(["x" * 1000] * 100))._repr_html_()
     assert "... 68 more" in html
     assert len(html) < 20_000
@@ -219,11 +189,6 @@ def test_values_in_a_step_are_not_shown() -> None:
     found = []
     jax.make_jaxpr(lambda x: found.append(PerReplica(stacked=x)._repr_html_()))(ROWS)
     assert found == [None]
-
-
-def test_mirrored_value_is_shown_once() -> None:
-    texts = require_plain(Mirrored(jnp.arange(3))._repr_html_()).texts
-    assert texts[5:] == ["all", "(3,)", "int32", "[0 1 2]"]
 
 
 # regroup, and select_replica as its inverse.
@@ -247,6 +212,11 @@ def test_structures_become_one_structure_of_per_replica_and_back(two) -> None:
     joined = regroup(values, two)
     assert type(joined) is Pair
     assert type(joined.second) is collections.OrderedDict
+    dtypes = [
+        regroup([one, one], two).stacked.dtype
+        for one in (np.float64(1), np.array(True), np.ones(1, ml_dtypes.bfloat16))
+    ]
+    assert dtypes == [np.float32, bool, ml_dtypes.bfloat16]  # those that JAX gives
     leaves = jax.tree.leaves(joined, is_leaf=is_per_replica)
     assert len(leaves) == 4
     assert all(is_per_replica(leaf) for leaf in leaves)
@@ -256,25 +226,19 @@ def test_structures_become_one_structure_of_per_replica_and_back(two) -> None:
         jax.tree.map(np.testing.assert_array_equal, selected, value)
 
 
-def test_numpy_values_get_the_dtype_that_jax_gives_them(two) -> None:
-    assert regroup([np.float64(1), np.float64(2)], two).stacked.dtype == np.float32
-    assert regroup([1, 2], two).stacked.dtype == np.int32
-    assert regroup([True, False], two).stacked.dtype == bool
-    halves = np.ones(1, ml_dtypes.bfloat16)
-    assert regroup([halves, halves], two).stacked.dtype == ml_dtypes.bfloat16
-
-
 @pytest.mark.parametrize(
     "value", [7, 2.5, 1 + 2j, True, "text", None, b"raw", print, frozenset({1})]
 )
 def test_object_that_is_the_same_on_all_replicas_comes_back_as_it_is(three, value) -> None:
     assert regroup([value] * 3, three) is value
     assert regroup([{"a": [value]}] * 3, three) == {"a": [value]}
-
-
-def test_equal_arrays_are_still_one_a_replica(two) -> None:
-    array = jnp.ones(2)
-    assert is_per_replica(regroup([array, array], two))
+    texts = [np.array(["a", "b"]) for _ in range(3)]
+    assert regroup(texts, three) is texts[0]
+    assert is_per_replica(regroup([jnp.ones(2)] * 3, three))  # arrays are one a replica
+    assert regroup([{"a": value}]) == {"a": value}
+    for values in ([], [np.ones(2)] * 2):
+        with pytest.raises(ValueError, match=r"regroup received no values|2 values for 3 replicas"):
+            regroup(values, three)
 
 
 @pytest.mark.parametrize(
@@ -301,11 +265,6 @@ def test_what_cannot_be_one_array_stays_as_objects(two, column) -> None:
         assert part is value
 
 
-def test_equal_text_arrays_come_back_as_they_are(two) -> None:
-    texts = [np.array(["a", "b"]), np.array(["a", "b"])]
-    assert regroup(texts, two) is texts[0]
-
-
 @settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(0, 4), min_size=3, max_size=3))
 def test_parts_of_unequal_length_are_padded_with_true_rows(lengths) -> None:
@@ -328,21 +287,11 @@ def test_distributed_value_that_all_replicas_share_comes_back_as_it_is(two) -> N
     assert joined[1] is shared[1]
 
 
-def test_one_structure_comes_back_as_it_is() -> None:
-    value = {"a": object()}
-    assert regroup([value]) is value
-
-
 def test_without_a_topology_components_may_come_from_anywhere() -> None:
     parts = [jax.device_put(np.float32(index), jax.devices()[index]) for index in range(3)]
     joined = regroup([{"a": part} for part in parts])
     np.testing.assert_array_equal(joined["a"].components, [0, 1, 2])
     np.testing.assert_array_equal(jax.jit(lambda x: 2 * x)(joined["a"].stacked), [0, 2, 4])
-
-
-def test_no_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="regroup received no values"):
-        regroup([])
 
 
 @pytest.mark.parametrize(
@@ -364,19 +313,11 @@ def test_different_structures_are_refused_with_the_place(two, first, second, pla
         regroup([first, second], two)
 
 
-def test_another_number_of_replicas_than_the_topology_has_is_refused(three) -> None:
-    with pytest.raises(ValueError, match="Received 2 values for 3 replicas"):
-        regroup([np.ones(2), np.ones(2)], three)
-
-
 def test_select_replica_reads_mirrored_and_plain_leaves_on_every_replica(two) -> None:
     structure = {"m": Mirrored(3.0), "p": regroup([1, 2], two), "plain": [None, "text"]}
     assert select_replica(1, structure) == {"m": 3.0, "p": 2, "plain": [None, "text"]}
-
-
-def test_select_replica_leaves_padding_out(two) -> None:
     short = regroup([np.arange(3), np.arange(1)], two)
-    np.testing.assert_array_equal(select_replica(1, short), [0])
+    np.testing.assert_array_equal(select_replica(1, short), [0])  # without padding
 
 
 @pytest.mark.parametrize("replica_id", [-1, 2, 5])
@@ -433,12 +374,6 @@ def test_negative_indices_count_from_the_end() -> None:
     rows = sg.IndexedSlices(jnp.ones(2), jnp.array([-1, 3]), (4,))
     np.testing.assert_array_equal(rows.to_dense(), [0, 0, 0, 2])
     assert rows.combined().indices.tolist() == [3]
-
-
-def test_is_a_pytree_of_rows_and_indices() -> None:
-    assert [leaf.shape for leaf in jax.tree.leaves(ROWS_OF_INDEXED_SLICES)] == [(3, 2), (3,)]
-    doubled = dataclasses.replace(ROWS_OF_INDEXED_SLICES, values=2 * ROWS_OF_INDEXED_SLICES.values)
-    np.testing.assert_array_equal(doubled.to_dense(), 2 * WHOLE)
 
 
 def test_indices_that_a_tree_map_made_floats_are_refused() -> None:
