@@ -27,7 +27,7 @@ _ROW = re.compile(r"^\| `(STRATAGEM_\w+)` \| `([^`]*)` \|", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One call of `explain` with a code: where, the error made of it, and its whole message."""
+    """One `explain` or `invalid` with a code: where, the error of it, and its whole message."""
 
     code: str
     where: str
@@ -39,17 +39,22 @@ def uses(modules: list[Module]) -> list[Use]:
     found: list[Use] = []
     for module in modules:
         for node, parent in _calls(module.tree):
-            keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-            code = keywords.get("code")
-            if not isinstance(node.func, ast.Name) or node.func.id != "explain" or code is None:
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            if name not in ("explain", "invalid"):
+                continue
+            parts = dict(zip(("received", "expected", "fix", "code"), node.args, strict=False))
+            parts |= {keyword.arg: keyword.value for keyword in node.keywords}
+            code = parts.get("code")
+            if code is None or ast.unparse(code) == "code":  # in `invalid` itself
                 continue
             assert isinstance(code, ast.Constant), module.at(node.lineno)
             pattern = (
-                f"^{_pattern(node.args[0])}\nExpected {_pattern(keywords['expected'])}\n"
-                f"Fix: {_pattern(keywords['fix'])}\nHelp: stratagem explain {code.value}$"
+                f"^{_pattern(parts['received'])}\nExpected {_pattern(parts['expected'])}\n"
+                f"Fix: {_pattern(parts['fix'])}\nHelp: stratagem explain {code.value}$"
             )
+            error = "ValueError" if name == "invalid" else _error(parent)
             message = re.compile(pattern, re.MULTILINE)
-            found.append(Use(code.value, module.at(node.lineno), _error(parent), message))
+            found.append(Use(code.value, module.at(node.lineno), error, message))
     return found
 
 
