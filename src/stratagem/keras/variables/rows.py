@@ -30,7 +30,7 @@ from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.components import initial_digest
 from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica
 from stratagem.variables.registry import Home, VariableKind, home_of
-from stratagem.variables.sharded_variable import ScatterMethods, changed_rows, sets_rows
+from stratagem.variables.sharded_variable import changed_rows, sets_rows
 
 _LIBRARIES = tuple(
     os.path.dirname(file) + os.sep
@@ -124,8 +124,8 @@ def _place() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}{callback}"
 
 
-class RowUpdates(ScatterMethods):
-    """The scatter methods of a strategy's variable.
+class RowUpdates:
+    """How the scatter methods change a strategy's variable.
 
     In a replica function the rows of all replicas are aggregated by the variable's aggregation and
     then applied; in cross-replica and update context they are applied directly. Rows with the same

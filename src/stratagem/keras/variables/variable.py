@@ -64,6 +64,7 @@ from stratagem.variables.registry import (
     parse_aggregation,
     parse_synchronization,
 )
+from stratagem.variables.sharded_variable import ScatterMethods
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -166,7 +167,7 @@ def number_to_sum(value: object, path: str) -> ValueError:
 _CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
 
 
-class DistributedVariable(RowUpdates, keras.Variable):
+class DistributedVariable(RowUpdates, keras.Variable, ScatterMethods):
     """A Keras variable created in a strategy's scope.
 
     Created by `keras.Variable` itself; takes its arguments. Its value is a copy on each replica's

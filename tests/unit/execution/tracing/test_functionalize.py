@@ -263,7 +263,7 @@ def test_length_that_cannot_be_divided_stays_whole_with_a_warning() -> None:
 
 @pytest.mark.parametrize("axis", [0, -1, True, "1"])
 def test_other_axes_are_refused(axis) -> None:
-    with pytest.raises(ValueError, match="is not an axis after the batch"):
+    with pytest.raises(ValueError, match="received sequence_axis="):
         sg.MirroredStrategy(["cpu:0", "cpu:1"], devices_per_replica=2, sequence_axis=axis)
 
 
