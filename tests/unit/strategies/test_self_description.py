@@ -114,7 +114,7 @@ def test_description_changes_nothing_and_works_in_a_scope() -> None:
     assert strategy.run(lambda: scale * 1.0).components == (2.0, 2.0)
     (name,) = strategy.describe().programs
     assert strategy.describe().programs == {name: 1}
-    nothing = sg.get_strategy().describe()
+    nothing = sg.OneDeviceStrategy("cpu:0").describe()
     assert (nothing.num_replicas, "none" in str(nothing)) == (1, True)
 
 
