@@ -5,6 +5,7 @@ Each process writes what it saw to FOLDER/process-N.json.
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -228,6 +229,13 @@ own_folder.mkdir(parents=True, exist_ok=True)
 checkpoint = sg.train.Checkpoint(model=drawn)
 manager = sg.train.CheckpointManager(checkpoint, own_folder, max_to_keep=1)
 written = [manager.save(), checkpoint.write(own_folder / "written")]
+# What is not saved may be alive on one process and collected on another.
+with strategy.scope():
+    collected = keras.layers.BatchNormalization()
+    collected.build((None, 3))
+if rank == 0:
+    del collected
+    gc.collect()
 drawn.save(own_folder / "model.keras")
 seen["paths of the guide"] = [*written, *manager.checkpoints]
 seen["paths exist"] = [Path(path).is_dir() for path in written]

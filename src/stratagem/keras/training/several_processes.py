@@ -294,7 +294,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
             or announces_gathers()  # called by another saving method, on the chief
         ):
             return original(model, *args, **kwargs)
-        _gather_components(strategy)
+        _gather_components(model)
         write = functools.partial(original, model, *args, **kwargs)
         result, error, text = written_by_first(name, group, _by_key(strategy), write)
         if error is not None:
@@ -343,12 +343,18 @@ def written_by_first(
     return result, error, text
 
 
-def _gather_components(strategy: Strategy) -> None:
-    """Gathers components of all replicas, so that the chief can read them without the others."""
-    for variable in _live(strategy):
+def _gather_components(model: Any) -> None:
+    """Gathers components of all replicas, so that the chief can read them without the others.
+
+    Only of the model: other variables may live on one process and be collected on another.
+    """
+    parts = (model, getattr(model, "optimizer", None))
+    variables = [one for part in parts for one in getattr(part, "variables", ())]
+    for variable in [*variables, *getattr(model, "metrics_variables", ())]:
         home = home_of(variable)
-        assert home is not None
-        if home.kind is VariableKind.ON_READ and home.aggregation is not VariableAggregation.NONE:
+        if home is None or home.kind is not VariableKind.ON_READ:
+            continue
+        if home.aggregation is not VariableAggregation.NONE:
             _ = variable.value
 
 
