@@ -30,6 +30,7 @@ from stratagem.keras.training.several_processes import (
     written_by_first,
 )
 from stratagem.keras.variables.variable import announce_gather
+from stratagem.variables.registry import VariableKind
 from tests.parity.comparison import differences, mirrored, regression
 from tests.row_selections import count_selections
 from tests.unit.keras.replicas import dense_model, two, values_of
@@ -143,7 +144,8 @@ class Preset(keras.Model):
 def _preset(group: Any, monkeypatch: pytest.MonkeyPatch) -> Preset:
     topology = SimpleNamespace(spans_processes=True)
     variables = SimpleNamespace(live=list)
-    home = SimpleNamespace(strategy=SimpleNamespace(topology=topology, variables=variables))
+    strategy = SimpleNamespace(topology=topology, variables=variables)
+    home = SimpleNamespace(strategy=strategy, kind=VariableKind.MIRRORED)
     monkeypatch.setattr(several_processes, "current_group", lambda: group)
     monkeypatch.setattr(several_processes, "home_of", lambda variable: home)
     inputs = keras.Input((1,))
