@@ -61,9 +61,10 @@ class EventFile:
         self._lock = threading.Lock()
         self._num_waiting, self._flushed_at = 0, time.monotonic()
         files.makedirs(logdir)
+        # TensorBoard reads files by name: the tenth of a second comes after the ninth.
         name = (
             f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}."
-            f"{os.getpid()}.{next(_numbers)}{suffix}"
+            f"{os.getpid()}.{next(_numbers):06d}{suffix}"
         )
         path = os.path.join(logdir, name)
         # GFile writes each event separately, as object stores require.
