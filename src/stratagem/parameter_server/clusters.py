@@ -240,7 +240,7 @@ class CoordinatedCluster(Closing):
         self._addresses[server] = None
 
     def _give_up(self, server: int, error: Exception) -> None:
-        """Fails whoever asks the server at once, with why, and not after the limit on silence."""
+        """Reports a lost server that will not restart, so that requests to it fail immediately."""
         self._addresses[server] = None
         for on_given_up in self._on_given_up:
             on_given_up(server, error)

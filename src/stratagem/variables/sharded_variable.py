@@ -65,7 +65,7 @@ _UNARY = ("neg", "pos", "abs", "invert")
 
 
 class ScatterMethods:
-    """The methods that change some rows of a variable; its class says how in `_scatter`."""
+    """Scatter methods of variables; subclasses implement `_scatter`."""
 
     def _scatter(self, method: str, sparse_delta: object) -> Any:
         raise NotImplementedError

@@ -61,7 +61,7 @@ class EventFile:
         self._lock = threading.Lock()
         self._num_waiting, self._flushed_at = 0, time.monotonic()
         files.makedirs(logdir)
-        # TensorBoard reads files by name: the tenth of a second comes after the ninth.
+        # TensorBoard reads files in the order of their names. Without zeros, 10 comes before 9.
         name = (
             f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}."
             f"{os.getpid()}.{next(_numbers):06d}{suffix}"

@@ -71,7 +71,7 @@ class Peer:
             self.lost = None
 
     def abandon(self, reason: str | Exception) -> None:
-        """Marks the server as lost until it moves; an exception tells the whole loss."""
+        """Marks the server as lost until it moves; an exception gives the whole message."""
         with self._lock:
             self.num_losses += 1
             self.lost = self._last_reason = reason

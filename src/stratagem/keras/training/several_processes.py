@@ -346,7 +346,7 @@ def written_by_first(
 def _gather_components(model: Any) -> None:
     """Gathers components of all replicas, so that the chief can read them without the others.
 
-    Only of the model: other variables may live on one process and be collected on another.
+    Only the model's: garbage collection may have freed other variables on some processes.
     """
     parts = (model, getattr(model, "optimizer", None))
     variables = [one for part in parts for one in getattr(part, "variables", ())]

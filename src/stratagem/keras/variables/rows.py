@@ -125,7 +125,7 @@ def _place() -> str:
 
 
 class RowUpdates:
-    """How the scatter methods change a strategy's variable.
+    """Scatter updates of a strategy's variable.
 
     In a replica function the rows of all replicas are aggregated by the variable's aggregation and
     then applied; in cross-replica and update context they are applied directly. Rows with the same

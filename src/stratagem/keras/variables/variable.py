@@ -167,6 +167,8 @@ def number_to_sum(value: object, path: str) -> ValueError:
 _CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
 
 
+# ScatterMethods is last, so that in a class that is also a ShardedVariable Keras's methods come
+# before those of ShardedVariable.
 class DistributedVariable(RowUpdates, keras.Variable, ScatterMethods):
     """A Keras variable created in a strategy's scope.
 
@@ -766,6 +768,6 @@ def unshared(value: object) -> object:
         return value
     if not value.is_fully_addressable:
         return value
-    # Where it is: `jnp.array` moves an uncommitted one to the default device, a replica's with less
-    # memory than a table's own.
+    # On its own device: `jnp.array` copies an uncommitted array to the default device, which may
+    # have no room for a table.
     return jax.device_put(value, value.sharding, may_alias=False)
