@@ -118,7 +118,6 @@ ROWS = {
         files={"train.py": "import keras\nimport stratagem as sg\n"},
         code=1,
     ),
-    "doctor_run": Row("stratagem doctor --run", left_out="versions.*(?=trial)"),
     "doctor_cluster": Row(
         "stratagem doctor --cluster",
         variables={"STRATAGEM_SECRET": 32 * "s", "JAX_PLATFORMS": "cpu"},

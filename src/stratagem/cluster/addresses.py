@@ -99,15 +99,27 @@ def _bound_port(one: socket.socket, end: int) -> int:
     return one.getsockname()[1]
 
 
+UnknownHostError = socket.gaierror
+"""The OSError of a host name without an address."""
+
+
+def listening_error(address: str) -> OSError | None:
+    """Returns why this machine cannot listen at host:port; None if it can."""
+    host, port = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+    except OSError as error:
+        return error
+    return None
+
+
 def is_in_use(address: str) -> bool:
     """True if a process of this machine listens at an address; False for one of another machine."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(split_address(address))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
+    error = listening_error(address)
+    return error is not None and error.errno == errno.EADDRINUSE
 
 
 def ip_address(host: str) -> str:
@@ -118,12 +130,28 @@ def ip_address(host: str) -> str:
         return socket.gethostbyname(host)
 
 
+def own_name() -> str:
+    """Returns the name of this machine, with its domain if it has one."""
+    return socket.getfqdn()
+
+
 # The first bytes of a client, which a server answers without authentication: the preface of HTTP/2
 # with empty settings, and a request. A server with TLS closes the connection, which is an answer.
 GRPC = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 HTTP = b"GET / HTTP/1.0\r\n\r\n"
 
 _PROBE_S = 1.0
+
+
+def connecting_error(address: str, limit_s: float) -> OSError | None:
+    """Returns why host:port cannot be reached; None if its host accepts or refuses connections."""
+    try:
+        socket.create_connection(split_address(address), limit_s).close()
+    except ConnectionRefusedError:
+        return None
+    except OSError as error:
+        return error
+    return None
 
 
 def probe(address: str, greeting: bytes = GRPC) -> str:

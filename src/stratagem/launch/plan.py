@@ -14,12 +14,11 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Generator, Mapping, Sequence
 
 from stratagem import environment
-from stratagem.cluster.addresses import join_address, split_address
+from stratagem.cluster.addresses import join_address, own_name, split_address
 from stratagem.cluster.launchers import open_mpi, port_of_job
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
 from stratagem.cluster.spec import parse_task_index
@@ -414,7 +413,7 @@ def _several_on_one_node(count: int, command: str, starter: str) -> ValueError:
 
 def _host_of_pod(count: int) -> str:
     """Returns pod 0 of an Indexed Job, whose headless service gives pods names of their own."""
-    index, own = environment.lookup("JOB_COMPLETION_INDEX"), socket.getfqdn()
+    index, own = environment.lookup("JOB_COMPLETION_INDEX"), own_name()
     name, _, domain = own.partition(".")
     if index is not None and name.endswith(f"-{index}") and domain:
         return f"{name.removesuffix(index)}0.{domain}"

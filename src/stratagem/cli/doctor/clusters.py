@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import itertools
-import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from stratagem import environment
 from stratagem.cli.doctor.findings import Finding, Level
-from stratagem.cluster.addresses import split_address
+from stratagem.cluster.addresses import (
+    UnknownHostError,
+    connecting_error,
+    listening_error,
+    split_address,
+)
 from stratagem.cluster.detection import ENVIRONMENTS
 from stratagem.cluster.processes import check_cluster
 from stratagem.cluster.resolvers.resolver import ClusterResolver
@@ -59,16 +63,10 @@ def examine_resolvers(
 
 def check_own_address(address: str) -> list[Finding]:
     """Checks that this machine can listen at its task's address."""
-    host, port = split_address(address)
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        return [_unknown_host("this task", host, error)]
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
-    except OSError as error:
+    error = listening_error(address)
+    if isinstance(error, UnknownHostError):
+        return [_unknown_host("this task", address, error)]
+    if error is not None:
         return [_cannot_listen(address, error)]
     return [Finding(_TOPIC, Level.OK, f"This machine can listen at {address}.")]
 
@@ -159,11 +157,11 @@ def _invalid(name: str, error: Exception) -> Finding:
     return Finding(_TOPIC, Level.ERROR, text, fix)
 
 
-def _unknown_host(task: str, host: str, error: OSError) -> Finding:
+def _unknown_host(task: str, address: str, error: OSError) -> Finding:
     return Finding(
         _TOPIC,
         Level.ERROR,
-        f"The host of {task}, {host}, has no address: {error.strerror}.",
+        f"The host of {task}, {split_address(address)[0]}, has no address: {error.strerror}.",
         "correct the name, or add it to DNS or /etc/hosts; in Kubernetes, create the headless "
         "Service of the job.",
     )
@@ -187,20 +185,16 @@ def _cannot_listen(address: str, error: OSError) -> Finding:
 
 
 def _unreachable(task: str, address: str, limit_s: float) -> Finding | None:
-    host, port = split_address(address)
-    try:
-        with socket.create_connection((host, port), limit_s):
-            return None
-    except ConnectionRefusedError:
+    error = connecting_error(address, limit_s)
+    if error is None:
         return None
-    except socket.gaierror as error:
-        return _unknown_host(task, host, error)
-    except OSError as error:
-        reason = f"no answer within {limit_s:g} s" if error.strerror is None else error.strerror
-        return Finding(
-            _TOPIC,
-            Level.ERROR,
-            f"{task} at {address} cannot be reached: {reason}.",
-            "check the host, the route and the firewall between the machines (security group, "
-            "NetworkPolicy).",
-        )
+    if isinstance(error, UnknownHostError):
+        return _unknown_host(task, address, error)
+    reason = f"no answer within {limit_s:g} s" if error.strerror is None else error.strerror
+    return Finding(
+        _TOPIC,
+        Level.ERROR,
+        f"{task} at {address} cannot be reached: {reason}.",
+        "check the host, the route and the firewall between the machines (security group, "
+        "NetworkPolicy).",
+    )

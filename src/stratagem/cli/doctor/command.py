@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 
 @click.command("doctor")
 @json_option
-@click.option("--run", "is_run", is_flag=True, help="Also measure speed: about half a minute.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.option(
     "--cluster",
@@ -51,7 +49,6 @@ def doctor_command(
     script: Path | None,
     *,
     as_json: bool,
-    is_run: bool,
     strict: bool,
     is_cluster: bool,
     wait_s: float,
@@ -62,8 +59,8 @@ def doctor_command(
     Checks versions, devices, limits, settings and the cluster. With SCRIPT, its imports are
     checked, too. Exit codes: 0 if training can start, 1 for errors.
     """
-    if is_cluster and (script is not None or is_run):
-        raise click.UsageError("--cluster examines no script and no speed of one machine.")
+    if is_cluster and script is not None:
+        raise click.UsageError("--cluster examines no script.")
     from stratagem.cli.doctor.examination import examine
     from stratagem.cli.doctor.findings import show
 
@@ -75,9 +72,7 @@ def doctor_command(
         survey, made = examine_together(wait_s, limit_s)
         fields = {"survey": survey and dataclasses.asdict(survey)}
     else:
-        from stratagem.cli.doctor.speed import measure
-
-        made = itertools.chain(examine(script), measure() if is_run else ())
+        made = examine(script)
     findings = list(made) if as_json else show(made)
     if as_json:
         values = [dataclasses.asdict(finding) for finding in findings]

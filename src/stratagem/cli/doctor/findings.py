@@ -8,7 +8,6 @@ import getpass
 import ipaddress
 import platform
 import re
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from stratagem.cluster.addresses import own_name
 
 
 class Level(enum.StrEnum):
@@ -145,8 +146,8 @@ def redacted(text: str) -> str:
     """Returns a text without the names of this user and host, and without addresses."""
     for secret, replacement in (
         (str(Path.home()), "~"),
-        (socket.getfqdn(), "HOST"),
-        (socket.gethostname(), "HOST"),
+        (own_name(), "HOST"),
+        (platform.node(), "HOST"),
         (getpass.getuser(), "USER"),
     ):
         if len(secret) > 1 and secret != "localhost":  # noqa: S105 - compared with a host's name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import select
-import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -98,26 +97,17 @@ class Candidacy:
                 time.sleep(_RETRY_S)
                 continue
             with connection:
-                found = self._await_view(connection, group, look)
-            if found is not None:
-                return found
-
-    def _await_view(
-        self, connection: socket.socket, group: RunningGroup, look: Callable[[RunningGroup], bool]
-    ) -> View | None:
-        """Returns the next view with this process, or None if another member leads the group."""
-        while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
-            now = self.look()
-            if now.members[0] != group.members[0]:
-                return None
-            if now != group and look(now):
-                return None
-            group = now
-        try:
-            return View.of_message(receive_message(connection, self._peer_s))
-        except OSError:
-            time.sleep(_RETRY_S)  # the member that led the group has ended
-            return None
+                while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
+                    now = self.look()
+                    is_led_by_another = now.members[0] != group.members[0]
+                    if is_led_by_another or (now != group and look(now)):
+                        break
+                    group = now
+                else:
+                    try:
+                        return View.of_message(receive_message(connection, self._peer_s))
+                    except OSError:
+                        time.sleep(_RETRY_S)  # the member that led the group has ended
 
     def _all_ended(self) -> UnavailableError:
         return UnavailableError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import re
 import subprocess
 
 import keras
@@ -15,8 +14,6 @@ from rich.console import Console
 
 from stratagem.cli.doctor import selftest as cases
 from stratagem.cli.doctor import selftest as reference
-from stratagem.cli.doctor import speed
-from stratagem.cli.doctor.findings import Level
 from stratagem.cli.doctor.selftest import (
     CASES,
     MARKER,
@@ -129,23 +126,6 @@ def test_keras_alone_reaches_the_same_weights() -> None:
 
 
 # Speeds beside those of the hardware; failures with the command that shows them whole.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", speed.MEASUREMENTS)
-def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (finding,) = speed.measure([name])
-    assert finding.level is Level.OK, finding.text
-    rates = [float(rate) for rate in re.findall(r"([\d.]+) GB/s", finding.text)]
-    assert len(rates) == 2
-    assert all(rate > 0 for rate in rates)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_hang_is_a_failure() -> None:
-    (finding,) = speed.measure(["collective"], limit_s=0.05)
-    assert finding.text == "collective failed: not finished after 0 s"
 
 
 # The table of outcomes, and the whole error below it.
