@@ -229,7 +229,7 @@ lock: ## renews the locks; needs uv
 	$(LOCK) $(TESTED) --extra observe --group dev --output-file requirements/dev.lock
 	$(LOCK) $(TESTED) --group test --resolution lowest-direct --output-file requirements/oldest.lock
 	$(LOCK) $(SHOWN) --group docs $(AS_LOCKED) --output-file requirements/docs.lock
-	$(LOCK) $(TESTED) --group external $(AS_LOCKED) --output-file requirements/external.lock
+	$(LOCK) $(TESTED) --extra observe --group external $(AS_LOCKED) --output-file requirements/external.lock
 	$(LOCK) --extra cuda13 --group cuda $(AS_LOCKED) --output-file requirements/cuda.lock
 
 .PHONY: clean

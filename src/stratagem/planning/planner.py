@@ -27,12 +27,18 @@ from stratagem.planning.step_time import Assumptions, compute_s, operations_s, p
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.traced_costs import product_flops
 from stratagem.strategies.local_update import LocalUpdateStrategy
+from stratagem.strategies.membership import local_topology
 from stratagem.strategies.mirrored import (
     CentralStorageStrategy,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
 )
-from stratagem.strategies.placement import PINNED_HOST, OffloadedState, PlacementRules
+from stratagem.strategies.placement import (
+    PINNED_HOST,
+    OffloadedState,
+    PlacementRules,
+    state_placement,
+)
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu import TPUStrategy
 from stratagem.variables.layouts import require_layouts_used
@@ -101,8 +107,12 @@ def planned_strategy(
             return LocalUpdateStrategy(like.local_updates, ["cpu:0", "cpu:1"])  # all planned ones
         if rules is not None and shard_state is None:
             in_lockstep = (MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy)
-            # Else HybridStrategy, of a package above this one.
-            kind: Any = MirroredStrategy if isinstance(like, in_lockstep) else type(like)
+            if isinstance(like, in_lockstep):
+                topology = local_topology(None, name="devices")
+                placement = state_placement(topology, placement=rules.placement)
+                return Strategy(topology, like.cross_device_ops, placement=placement)
+            # HybridStrategy, of a package above this one.
+            kind: Any = type(like)
             return kind(None, like.cross_device_ops, placement=rules.placement)
         if isinstance(like.placement, OffloadedState) and shard_state is None:
             return CentralStorageStrategy(parameter_device=PINNED_HOST)

@@ -70,7 +70,7 @@ def test_shared_state_is_compiled_for_gpus() -> None:
     assert plan.compiler == "gpu", plan.notes
     assert plan.memory.parameters_bytes == 4 * (kernels / 8 + 10)
     # Gathered weights, or gradients.
-    assert plan.memory.temporary_bytes > 0.9 * plan.memory.gradients_bytes
+    assert plan.memory.temporary_bytes > 0.8 * plan.memory.gradients_bytes
     gathered = sum(one.num_bytes for one in plan.reductions if one.kind == "all-gather")
     assert gathered >= 4 * kernels
 

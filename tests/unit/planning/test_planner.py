@@ -225,6 +225,21 @@ def _frozen() -> keras.Model:
     return model
 
 
+def test_tables_in_parts_of_a_strategy_for_tpus(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "cpu")
+
+    def model() -> keras.Model:
+        layers = [keras.Input((4,), dtype="int32"), keras.layers.Embedding(2**16, 8)]
+        made = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+        made.compile("adagrad", "mse")
+        return made
+
+    strategy = sg.TPUStrategy(placement={"embeddings": "sharded"})
+    shapes = jax.ShapeDtypeStruct((64, 4), "int32"), jax.ShapeDtypeStruct((64, 1), "float32")
+    memory = sg.plan(model, shapes, "8xH100", strategy=strategy).memory
+    assert memory.parameters_bytes == 4 * (2**16 * 8 / 8 + 4 * 8 + 1)
+
+
 def test_model_of_parameter_servers() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
