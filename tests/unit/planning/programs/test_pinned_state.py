@@ -76,7 +76,7 @@ def test_parts_are_gathered_by_chips_and_gradients_summed_in_parts() -> None:
     assert kinds.count("reduce-scatter") == NUM_LAYERS
     # libtpu 0.0.42.1 gathers two of the four again for the backward pass.
     assert NUM_LAYERS <= kinds.count("all-gather") < 2 * NUM_LAYERS
-    assert len(kinds) == 2 * NUM_LAYERS
+    assert {*kinds} == {"reduce-scatter", "all-gather"}
     assert "host-call" not in text
     # Each chip brings its own parts: nothing of the size of a whole kernel leaves the host.
     brought = re.findall(r"copy-start\(%param[\w.]*\)", text)
