@@ -225,7 +225,8 @@ def _frozen() -> keras.Model:
     return model
 
 
-def test_tables_in_parts_of_a_strategy_for_tpus(monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [sg.TPUStrategy, sg.MultiWorkerMirroredStrategy])
+def test_sharded_tables_of_lockstep_strategies(kind, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "cpu")
 
     def model() -> keras.Model:
@@ -234,7 +235,7 @@ def test_tables_in_parts_of_a_strategy_for_tpus(monkeypatch) -> None:
         made.compile("adagrad", "mse")
         return made
 
-    strategy = sg.TPUStrategy(placement={"embeddings": "sharded"})
+    strategy = kind(placement={"embeddings": "sharded"})
     shapes = jax.ShapeDtypeStruct((64, 4), "int32"), jax.ShapeDtypeStruct((64, 1), "float32")
     memory = sg.plan(model, shapes, "8xH100", strategy=strategy).memory
     assert memory.parameters_bytes == 4 * (2**16 * 8 / 8 + 4 * 8 + 1)

@@ -125,9 +125,6 @@ def test_keras_alone_reaches_the_same_weights() -> None:
     )
 
 
-# Speeds beside those of the hardware; failures with the command that shows them whole.
-
-
 # The table of outcomes, and the whole error below it.
 
 
