@@ -132,6 +132,10 @@ def test_a_save_to_a_folder_of_each_worker_returns_what_the_chief_wrote(seen) ->
     assert all("workertemp" not in path for path in seen[1]["paths of the guide"])
 
 
+def test_a_save_is_of_the_model_even_if_processes_freed_different_ones_of_its_name(seen) -> None:
+    assert [one["twin in parts"] for one in seen] == [[True, True]] * 2
+
+
 def test_values_on_accelerators_are_saved_as_they_were_on_several_processes(seen) -> None:
     assert all(one["is sharded"] for one in seen)
     restored = [one["restored copies"] for one in seen]

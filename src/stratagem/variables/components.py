@@ -6,6 +6,7 @@ aggregated when it is read.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import zlib
 from collections.abc import Sequence
@@ -174,6 +175,8 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
     """
     if not topology.spans_processes:
         return
+    if registry.has_unsettled:
+        gc.collect()  # a discarded model is in cycles, which processes free at different times
     variables: list[Any] = registry.take_unsettled()
     group = current_group()
     if not variables or group is None:

@@ -166,6 +166,11 @@ class VariableRegistry:
         variables = [reference() for reference in list(self._references.values())]
         return [variable for variable in variables if variable is not None and variable.has_value]
 
+    @property
+    def has_unsettled(self) -> bool:
+        """True if `take_unsettled` may return variables."""
+        return bool(self._unsettled)
+
     def take_unsettled(self) -> list[Any]:
         """Returns the variables initialized since the last call, oldest first."""
         variables = [reference() for reference in list(self._unsettled.values())]

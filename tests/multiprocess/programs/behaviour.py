@@ -263,6 +263,21 @@ def own_part() -> jax.Array:
 sharded_strategy = sg.MultiWorkerMirroredStrategy(shard_state="all")
 with sharded_strategy.scope():
     table = sg.Variable(np.arange(2**17, dtype="float32"))
+    twins = [
+        keras.Sequential([keras.Input((1024,)), keras.layers.Dense(128, name="a")], name="twin")
+        for _ in range(2)
+    ]
+# Two have the same paths, and the first is alive on one process and collected on another.
+if rank == 0:
+    del twins[0]
+    gc.collect()
+twins[-1].layers[0].kernel.assign(twins[-1].layers[0].kernel * 2)
+twins[-1].save(folder / "twin.keras")
+read_twin = keras.models.load_model(folder / "twin.keras")
+seen["twin in parts"] = [
+    not twins[-1].layers[0].kernel.stored.is_fully_replicated,
+    all(map(np.array_equal, read_twin.get_weights(), twins[-1].get_weights())),
+]
 with strategy.scope():
     sums = sg.Variable(0.0, synchronization="on_read", aggregation="sum", trainable=False)
 strategy.run(lambda: sums.assign_add(own_part()[0]))

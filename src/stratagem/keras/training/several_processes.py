@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import os
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +26,7 @@ from stratagem.keras.patches import patches, wraps_methods
 from stratagem.keras.training.datasets import DatasetAdapter
 from stratagem.keras.variables.variable import announces_gathers, announcing_gathers
 from stratagem.options import VariableAggregation
+from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
@@ -294,9 +294,10 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
             or announces_gathers()  # called by another saving method, on the chief
         ):
             return original(model, *args, **kwargs)
+        agree_on_initial_values(strategy.variables, strategy.topology)
         _gather_components(model)
         write = functools.partial(original, model, *args, **kwargs)
-        result, error, text = written_by_first(name, group, _by_key(strategy), write)
+        result, error, text = written_by_first(name, group, _by_number(strategy), write)
         if error is not None:
             raise error
         if text is not None:
@@ -315,7 +316,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
 def written_by_first(
     name: str,
     group: Group,
-    variables: dict[tuple[str, int], DistributedVariable],
+    variables: dict[int, DistributedVariable],
     write: Callable[[], Any],
 ) -> tuple[Any, Exception | None, str | None]:
     """Writes on process 0; the others join the gather of each value that it reads.
@@ -325,13 +326,13 @@ def written_by_first(
     """
     if group.process_id != 0:
         while (message := group.exchange(name, None)[0])["gather"] is not None:
-            variables[tuple(message["gather"])].gathered()
+            variables[message["gather"]].gathered()
         return None, None, message["error"]
-    keys = {id(variable): key for key, variable in variables.items()}
+    numbers = {id(variable): number for number, variable in variables.items()}
     result, error = None, None
 
     def announce(variable: object) -> None:
-        group.exchange(name, {"gather": list(keys[id(variable)]), "error": None})
+        group.exchange(name, {"gather": numbers[id(variable)], "error": None})
 
     try:
         with announcing_gathers(announce):
@@ -358,16 +359,8 @@ def _gather_components(model: Any) -> None:
             _ = variable.value
 
 
-def _by_key(strategy: Strategy) -> dict[tuple[str, int], DistributedVariable]:
-    """Returns variables with stores by path, and by the number of earlier ones of this path."""
-    counts: Counter[str] = Counter()
-    variables: dict[tuple[str, int], DistributedVariable] = {}
-    for variable in _live(strategy):
-        if variable.is_in_parts:
-            variables[variable.path, counts[variable.path]] = variable
-            counts[variable.path] += 1
-    return variables
-
-
-def _live(strategy: Strategy) -> list[DistributedVariable]:
-    return cast("list[DistributedVariable]", strategy.variables.live())
+def _by_number(strategy: Strategy) -> dict[int, DistributedVariable]:
+    """Returns variables with stores by the number that all processes have agreed on."""
+    live = cast("list[DistributedVariable]", strategy.variables.live())
+    found = ((variable.agreed_number, variable) for variable in live if variable.is_in_parts)
+    return {number: variable for number, variable in found if number is not None}

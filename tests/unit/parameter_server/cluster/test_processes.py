@@ -168,7 +168,8 @@ def _parents(pids: list[int]) -> set[int]:
     return {int(text.rpartition(")")[2].split()[1]) for text in texts}
 
 
-@pytest.fixture(params=["forked", pytest.param("ray", marks=pytest.mark.slow)])
+# Of a module, so that what Ray sets in the environment is there before a test is compared.
+@pytest.fixture(scope="module", params=["forked", pytest.param("ray", marks=pytest.mark.slow)])
 def start(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Makes processes of each kind."""
     if request.param == "ray":

@@ -43,8 +43,10 @@ def test_optimizer_that_a_worker_builds_is_built_here_too() -> None:
             optimizer.apply(gradients, model.trainable_variables)
 
         def step(x: Any, y: Any) -> None:
-            run = sg.get_strategy().run
-            coordinator.schedule(lambda x, y: run(train, args=(x, y)), args=(x, y)).fetch()
+            def run(x: Any, y: Any) -> None:
+                sg.get_strategy().run(train, args=(x, y))
+
+            coordinator.schedule(run, args=(x, y)).fetch()
 
         for x, y in zip(X, Y, strict=True):
             step(x, y)
