@@ -184,8 +184,8 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
     own = [(v.path, list(v.shape), str(v.dtype), v.initial_digest) for v in variables]
     received = group.exchange(f"the initial values of {len(own)} variables", own)
     for label, others in zip(group.identity.labels, received, strict=True):
-        for mine, theirs in zip(own, others, strict=False):
-            if mine[1:3] != theirs[1:3]:
+        for mine, theirs in itertools.zip_longest(own, others):
+            if mine is None or theirs is None or mine[1:3] != theirs[1:3]:
                 raise _different(label, theirs, group.identity.label, mine)
     for index, variable in enumerate(variables):
         variable.agreed_number = next(_numbers)
@@ -231,14 +231,20 @@ def _first(stacked: object) -> Any:
 
 
 def _different(
-    label: str, theirs: Sequence[Any], own_label: str, mine: Sequence[Any]
+    label: str, theirs: Sequence[Any] | None, own_label: str, mine: Sequence[Any] | None
 ) -> RuntimeError:
     return RuntimeError(
         explain(
-            f"{label} created variable {theirs[0]!r} of shape {theirs[1]} and dtype {theirs[2]}, "
-            f"but {own_label} created {mine[0]!r} of shape {mine[1]} and dtype {mine[2]}.",
+            f"{label} created {_named(theirs)}, but {own_label} created {_named(mine)}.",
             expected="the same variables in the same order on all processes.",
             fix="look for code that builds the model differently: a condition on the process, or "
             "an option that only one process received.",
         )
     )
+
+
+def _named(description: Sequence[Any] | None) -> str:
+    if description is None:
+        return "no further variable"
+    path, shape, dtype, _ = description
+    return f"variable {path!r} of shape {shape} and dtype {dtype}"

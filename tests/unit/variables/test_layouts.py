@@ -418,6 +418,7 @@ class Group:
 class Registry:
     def __init__(self, *variables: Any) -> None:
         self.variables = list(variables)
+        self.has_unsettled = bool(variables)
 
     def take_unsettled(self) -> list[Any]:
         taken, self.variables = self.variables, []
@@ -461,6 +462,23 @@ def test_another_shape_or_dtype_is_an_error_before_values_are_sent(
 ) -> None:
     with pytest.raises(RuntimeError, match=r"chief 0 created variable 'a' of shape .*worker 0"):
         agree(monkeypatch, [("z", [2], "float32", 0), first], variable("z"), variable("a"))
+    assert taken == []
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ([], r"chief 0 created no further variable, but worker 0 created variable 'a'"),
+        (
+            [("a", [2], "float32", 1), ("b", [2], "float32", 1)],
+            r"chief 0 created variable 'b' .* but worker 0 created no further variable",
+        ),
+    ],
+    ids=["here", "there"],
+)
+def test_variable_of_one_process_alone_is_an_error(first, message, monkeypatch, taken) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        agree(monkeypatch, first, variable("a"))
     assert taken == []
 
 
