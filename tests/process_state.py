@@ -24,9 +24,14 @@ from stratagem import logs
 from stratagem.group import current as current_process_group
 from stratagem.observe.wait_clock import wait_clock
 
-# pytest's own, set anew for each phase of a test; and those that scikit-learn sets when it is
-# imported, by whichever test comes first.
-_FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+# pytest's own, set anew for each phase of a test; and those that scikit-learn and Ray set when they
+# are imported, by whichever test comes first.
+_FOREIGN_VARIABLES = (
+    "PYTEST_CURRENT_TEST",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "RAY_CLIENT_MODE",
+)
 # For all threads of a test together; a busy machine may need most of it.
 _JOIN_TIMEOUT_S = 60.0
 # Of an object whose thread was left; which of these it has ends it.

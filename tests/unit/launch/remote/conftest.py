@@ -23,7 +23,6 @@ def fake_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]
 def ray_settings(monkeypatch) -> None:
     for name in (
         "RAY_AUTH_MODE",
-        "RAY_CLIENT_MODE",  # set by the import of Ray
         "RAY_COLOR_PREFIX",
         "RAY_DEDUP_LOGS",
         "RAY_FLUSH_DRIVER_LOGS",
