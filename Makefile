@@ -220,16 +220,16 @@ release-check: ## builds the package into dist/ and checks it; ARGS=--audit: the
 # would be written into the lock.
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-index-url --no-emit-find-links --upgrade pyproject.toml
-TESTED := --extra checkpoint --extra clusters --extra data --extra migrate --extra ray --extra tensorboard
-SHOWN := --extra checkpoint --extra clusters --extra data --extra observe --extra ray --extra tensorboard
+SHOWN := --extra checkpoint --extra clusters --extra data --extra observe --extra ray
+TESTED := $(SHOWN) --extra migrate
 AS_LOCKED := --constraint requirements/dev.lock
 
 .PHONY: lock
 lock: ## renews the locks; needs uv
-	$(LOCK) $(TESTED) --extra observe --group dev --output-file requirements/dev.lock
+	$(LOCK) $(TESTED) --group dev --output-file requirements/dev.lock
 	$(LOCK) $(TESTED) --group test --resolution lowest-direct --output-file requirements/oldest.lock
 	$(LOCK) $(SHOWN) --group docs $(AS_LOCKED) --output-file requirements/docs.lock
-	$(LOCK) $(TESTED) --extra observe --group external $(AS_LOCKED) --output-file requirements/external.lock
+	$(LOCK) $(TESTED) --group external $(AS_LOCKED) --output-file requirements/external.lock
 	$(LOCK) --extra cuda13 --group cuda $(AS_LOCKED) --output-file requirements/cuda.lock
 
 .PHONY: clean

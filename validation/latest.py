@@ -14,7 +14,7 @@ from pathlib import Path
 
 # JAX's nightly builds and release candidates; pip goes on without an index that it cannot reach.
 _NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
-_EXTRAS = "checkpoint,clusters,data,migrate,ray,tensorboard"
+_EXTRAS = "checkpoint,clusters,data,migrate,observe,ray"
 _NEWEST = ("keras-nightly", "jax", "jaxlib", "orbax-checkpoint")
 
 

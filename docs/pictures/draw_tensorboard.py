@@ -2,7 +2,7 @@
 
     python docs/pictures/draw_tensorboard.py
 
-It needs `chromium`, or a browser of its kind named by --browser, and `stratagem[tensorboard]`.
+It needs `chromium`, or a browser of its kind named by --browser, and `stratagem[observe]`.
 """
 
 import argparse

@@ -5,8 +5,8 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim-bookworm
-# A build argument, so that images can follow the lock of a site: EXTRAS=checkpoint,ray,tensorboard
-ARG EXTRAS=checkpoint,ray,tensorboard
+# A build argument, so that images can follow the lock of a site: EXTRAS=checkpoint,ray,observe
+ARG EXTRAS=checkpoint,ray,observe
 RUN useradd --create-home --uid 1000 trainer
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(echo /wheels/stratagem-*.whl)[${EXTRAS}]" && rm -r /wheels

@@ -7,7 +7,7 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim-bookworm
-ARG EXTRAS=cuda,checkpoint,ray,tensorboard
+ARG EXTRAS=cuda,checkpoint,ray,observe
 RUN useradd --create-home --uid 1000 trainer
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(echo /wheels/stratagem-*.whl)[${EXTRAS}]" && rm -r /wheels

@@ -431,7 +431,7 @@ def writer_of(folder: str) -> summary.SummaryWriter:
     """Returns a folder's summary writer; it writes nothing if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         _logger.warning(
-            "Not writing summaries to %s: pip install 'stratagem[tensorboard]' first.", folder
+            "Not writing summaries to %s: pip install 'stratagem[observe]' first.", folder
         )
         return summary.create_noop_writer()
     return summary.create_file_writer(folder)

@@ -214,7 +214,7 @@ def test_without_tensorboard_training_goes_on(tmp_path, monkeypatch, caplog) -> 
     caplog.set_level(logging.WARNING, logger="stratagem.estimator")
     estimator = estimator_of(dense_classifier, tmp_path)
     estimator.train(dataset_of(*ROWS_32, 16))
-    assert "pip install 'stratagem[tensorboard]'" in caplog.text
+    assert "pip install 'stratagem[observe]'" in caplog.text
     assert not list(tmp_path.glob("events*"))
     assert np.isfinite(estimator.evaluate(dataset_of(*ROWS_32, 16))["loss"])
 

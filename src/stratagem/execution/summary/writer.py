@@ -46,7 +46,7 @@ class ProtocolBuffer(Protocol):
 
 def tensorboard(module: str) -> Any:
     """Returns a module of the package `tensorboard`; raises ImportError if it is not installed."""
-    return load(f"tensorboard.{module}", needed_by="sg.summary", install="stratagem[tensorboard]")
+    return load(f"tensorboard.{module}", needed_by="sg.summary", install="stratagem[observe]")
 
 
 class EventFile:
@@ -393,7 +393,7 @@ def create_file_writer(
     flush_millis: int | None = None,
     filename_suffix: str = "",
 ) -> SummaryWriter:
-    """Creates a writer of TensorBoard summaries. Call anywhere; needs `stratagem[tensorboard]`.
+    """Creates a writer of TensorBoard summaries. Call anywhere; needs `stratagem[observe]`.
 
     With several processes, call it in all of them; only the chief writes.
 
@@ -492,7 +492,7 @@ def tensor_value(
 
 def image_value(tag: str, images: np.ndarray, description: str | None) -> Any:
     """Returns a `Summary.Value` that holds uint8 images of shape (k, height, width, channels)."""
-    pillow = load("PIL.Image", needed_by="sg.summary.image", install="stratagem[tensorboard]")
+    pillow = load("PIL.Image", needed_by="sg.summary.image", install="stratagem[observe]")
     _, height, width, num_channels = images.shape
     strings = [str(width).encode(), str(height).encode()]
     for picture in images:

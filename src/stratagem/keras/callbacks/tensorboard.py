@@ -66,7 +66,7 @@ def write_conceptual_graph(model: keras.Model) -> None:
     messages = load(
         "tensorboard.compat.proto.summary_pb2",
         needed_by="sg.TensorBoard",
-        install="stratagem[tensorboard]",
+        install="stratagem[observe]",
     )
     metadata = messages.SummaryMetadata()
     metadata.plugin_data.plugin_name = "graph_keras_model"
@@ -129,7 +129,7 @@ class TensorBoard(keras.callbacks.Callback):
     `sg.summary.scalar` and the like in layers and in `train_step` write to the same folders, every
     `update_freq` steps. With several processes, pass it on all; the chief writes. Under a
     ParameterServerStrategy, summaries of layers are not written, because layers run in other
-    processes. Needs `stratagem[tensorboard]`.
+    processes. Needs `stratagem[observe]`.
 
     Args:
         log_dir: the folder.

@@ -97,7 +97,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
 
 def test_error_without_tensorboard_names_the_package(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(ImportError, match=r"pip install stratagem\[tensorboard\]"):
+    with pytest.raises(ImportError, match=r"pip install stratagem\[observe\]"):
         sg.summary.create_file_writer(tmp_path)
 
 
