@@ -82,6 +82,23 @@ def test_file_saved_under_a_strategy_opens_in_plain_keras(distributed: Any, tmp_
             np.testing.assert_array_equal(read[f"variable{index}"], value)
 
 
+@pytest.mark.parametrize("shard_state", [None, "all"])
+def test_weights_in_several_files_are_all_read(shard_state: Any, tmp_path: Path) -> None:
+    def made(strategy: Any) -> Any:
+        with strategy.scope():
+            return keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(64) for _ in "abc")])
+
+    sharded = sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state=shard_state)
+    path = tmp_path / "model.weights.json"
+    for saver, reader in [(sharded, mirrored(3)), (mirrored(3), sharded)]:
+        saved, read = made(saver), made(reader)
+        saved.save_weights(path, max_shard_size=20 * 2**10 / 2**30)  # one of three layers each
+        assert len(list(tmp_path.glob("model_*.weights.h5"))) == 3
+        read.load_weights(path)
+        for value, wanted in zip(read.weights, saved.weights, strict=True):
+            np.testing.assert_array_equal(value.numpy(), wanted.numpy())
+
+
 @pytest.mark.compatibility
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_file_opens_in_the_scope_of_any_strategy(
