@@ -124,23 +124,20 @@ def list_candidates(
         if target.num_devices % size or global_batch % num_replicas:
             continue
         shardings: list[tuple[str | None, int]] = [(None, 1)]
-        shardings += itertools.product(("optimizer", "all"), _shard_sizes(num_replicas))
+        shards = [size for size in range(2, num_replicas + 1) if num_replicas % size == 0]
+        shardings += itertools.product(("optimizer", "all"), shards)
         found += [
             PlanCandidate(
                 strategy=strategy,
                 num_replicas=num_replicas,
                 devices_per_replica=size,
-                shard_size=shards,
+                shard_size=shard_size,
                 shard_state=shard_state,
                 form=form,
             )
-            for shard_state, shards in shardings
+            for shard_state, shard_size in shardings
         ]
     return found
-
-
-def _shard_sizes(num_replicas: int) -> list[int]:
-    return [size for size in range(2, num_replicas + 1) if num_replicas % size == 0]
 
 
 # Estimated memory and time of a candidate, by arithmetic on a traced step.
