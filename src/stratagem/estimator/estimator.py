@@ -29,8 +29,8 @@ from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
 from stratagem.estimator.loops import (
     DistributedModel,
-    InferenceLoop,
     Session,
+    hooked_steps,
     train,
     training_hooks,
     training_role,
@@ -46,12 +46,14 @@ from stratagem.estimator.run_config import (
 from stratagem.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction, arguments_of
 from stratagem.estimator.steps import (
     VARIABLES,
+    ModelStep,
     VariableStore,
     latest_checkpoint,
     prediction_batches,
     read_names,
     read_variable,
     select_keys,
+    spec_hooks,
     split_examples,
 )
 from stratagem.launch.remote.remote_cluster import RemoteCluster
@@ -419,22 +421,14 @@ class Estimator:
         Source: tensorflow/estimator estimator.py, Estimator.evaluate.
         """
         check_number("steps", steps, 1)
-        loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
-        path = self._checkpoint_to_use(checkpoint_path)
-        self._set_seed()
         model = self._model_under(resolve_strategy(self._config.eval_distribute))
-        source = self._input(input_fn, ModeKeys.EVAL, repeats=steps is not None)
         step = model.evaluation
-        with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
-            first = batches.first()
-            loop = InferenceLoop(step, first, model.checkpoints, self._model_dir, loop_hooks)
-            limited = itertools.islice(batches.after(first), steps)
-            for _ in loop.run(limited, lambda: self._initialize(model, path)):
-                pass
+        for _ in self._infer(model, step, input_fn, hooks, checkpoint_path, steps):
+            pass
         results: dict[str, Any] = {
             key: np.asarray(value)[()] for key, value in step.results().items()
         }
-        global_step = loop.session.global_step
+        global_step = int(model.store.global_step)
         write_results(self.eval_dir(name), results, global_step)
         results["global_step"] = global_step
         if is_first():
@@ -471,23 +465,14 @@ class Estimator:
 
         Source: tensorflow/estimator estimator.py, Estimator.predict.
         """
-        loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
-        path = self._checkpoint_to_use(checkpoint_path)
-        self._set_seed()
         model = self._model_under(None)
-        source = self._input(input_fn, ModeKeys.PREDICT, repeats=False)
         step = model.prediction
-        with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
-            first = batches.first()
-            loop = InferenceLoop(
-                step, (first[0], None), model.checkpoints, self._model_dir, loop_hooks
-            )
-            keys = select_keys(loop.spec.predictions, predict_keys)
-            unlabeled = ((features, None) for features, _ in batches.after(first))
-            for values in loop.run(unlabeled, lambda: self._initialize(model, path)):
-                per_replica = prediction_batches(model.strategy, values["predictions"], keys)
-                for batch in map(self._host_transforms.decode_predictions, per_replica):
-                    yield from split_examples(batch) if yield_single_examples else (batch,)
+        for values in self._infer(model, step, input_fn, hooks, checkpoint_path):
+            assert step.spec is not None
+            keys = select_keys(step.spec.predictions, predict_keys)
+            per_replica = prediction_batches(model.strategy, values["predictions"], keys)
+            for batch in map(self._host_transforms.decode_predictions, per_replica):
+                yield from split_examples(batch) if yield_single_examples else (batch,)
 
     def export_saved_model(
         self,
@@ -561,6 +546,41 @@ class Estimator:
             )
         return self._models[strategy]
 
+    def _infer(
+        self,
+        model: DistributedModel,
+        step: ModelStep,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[SessionRunHook] | None,
+        checkpoint_path: str | None,
+        num_steps: int | None = None,
+    ) -> Iterator[Any]:
+        """Yields the values of steps that don't train, with the variables of a checkpoint."""
+        own_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
+        path = self._checkpoint_to_use(checkpoint_path)
+        self._set_seed()
+        source = self._input(input_fn, step.mode, repeats=num_steps is not None)
+        with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
+            first = batches.first()
+            limited = itertools.islice(batches.after(first), num_steps)
+            if step.mode == ModeKeys.PREDICT:
+                first, limited = (first[0], None), ((features, None) for features, _ in limited)
+            session = Session(step, step.prepare(first), model.checkpoints, self._model_dir)
+            step.reset()
+
+            def run(batch: tuple[Any, Any]) -> Any:
+                values = step.run(batch)
+                session.finish_step(values)
+                return values
+
+            yield from hooked_steps(
+                session,
+                [*own_hooks, *spec_hooks(session.spec, step.mode)],
+                limited,
+                run,
+                initialize=lambda: self._initialize(model, path),
+            )
+
     def _initialize(self, model: DistributedModel, path: str | None) -> bool:
         """Restores or warm-starts existing variables; True if they come from a checkpoint."""
         if path is not None:
@@ -611,12 +631,6 @@ def _train_there(
 # add_metrics: extra evaluation metrics for an existing Estimator.
 
 
-class _WithMetrics(Estimator):
-    def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
-        super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
-        self._host_transforms = other._host_transforms
-
-
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
     """Returns an Estimator that also evaluates the metrics of `metric_fn`.
 
@@ -664,7 +678,10 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
         )
 
     model_fn.gives_values = estimator.gives_values  # pyright: ignore[reportFunctionMemberAccess]
-    return _WithMetrics(estimator, model_fn)
+    start = estimator._warm_start
+    made = Estimator(model_fn, config=estimator.config, warm_start_from=start)
+    made._host_transforms = estimator._host_transforms
+    return made
 
 
 # Standalone clients: an Estimator's work on a remote cluster.

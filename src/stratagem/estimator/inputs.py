@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -192,23 +192,17 @@ class _EpochBatches:
         return -(-self._num_examples * self._num_epochs // self._batch_size)
 
     def __iter__(self) -> Iterator[Any]:
+        generator = None if self._seed is None else np.random.default_rng(self._seed)
         waiting = np.arange(0)
-        for order in self._orders():
+        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
+            order = np.arange(self._num_examples)
+            order = order if generator is None else generator.permutation(order)
             waiting = np.concatenate([waiting, order])
             while len(waiting) >= self._batch_size:
                 rows, waiting = np.split(waiting, [self._batch_size])
                 yield self._take(rows)
         if len(waiting):
             yield self._take(waiting)
-
-    def _orders(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields the example indices of each epoch, in reading order."""
-        generator = None if self._seed is None else np.random.default_rng(self._seed)
-        epoch = 0
-        while self._num_epochs is None or epoch < self._num_epochs:
-            rows = np.arange(self._num_examples)
-            yield rows if generator is None else generator.permutation(rows)
-            epoch += 1
 
     def _take(self, rows: np.ndarray[Any, Any]) -> Any:
         return jax.tree.map(lambda array: array[rows], self._examples)
@@ -347,7 +341,9 @@ class InputFunction:
         extra = {"input_context": context} if self._takes_context else {}
         data = self._input_fn(**self._arguments, **extra)
         data = self._host_transforms.encode_source(data, self._mode)
-        return _one_batch(data, repeats=self._repeats) if _is_batch(data) else data
+        if not _is_batch(data):
+            return data
+        return itertools.repeat(data) if self._repeats else iter([data])
 
 
 class ModelBatches:
@@ -383,10 +379,6 @@ def _is_batch(data: object) -> bool:
         return False
     leaves = jax.tree.leaves(data, is_leaf=lambda leaf: not isinstance(leaf, tuple | list | dict))
     return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
-
-
-def _one_batch(batch: object, *, repeats: bool) -> Generator[Any]:
-    yield from itertools.repeat(batch) if repeats else (batch,)
 
 
 def require_batch(batch: object) -> Any:

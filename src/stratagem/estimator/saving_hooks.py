@@ -28,7 +28,7 @@ from stratagem.strategies.collectives import host
 
 if TYPE_CHECKING:
     from stratagem.estimator.loops import Session
-    from stratagem.estimator.spec import Saver, Scaffold
+    from stratagem.estimator.spec import Scaffold
 
 
 _logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class CheckpointSaverHook(SessionRunHook):
         checkpoint_dir: str | os.PathLike[str],
         save_secs: float | None = None,
         save_steps: int | None = None,
-        saver: Saver | None = None,
+        saver: Any = None,
         checkpoint_basename: str = _BASENAME,
         scaffold: Scaffold | None = None,
         listeners: Sequence[CheckpointSaverListener] | None = None,
