@@ -26,7 +26,7 @@ from stratagem.errors import check_type, explain, invalid
 from stratagem.estimator.checks import check_instances, check_known, check_number, check_one_of
 from stratagem.estimator.export import export_prediction
 from stratagem.estimator.hooks import SessionRunHook
-from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
+from stratagem.estimator.inputs import Encode, InputFunction, ModelBatches
 from stratagem.estimator.loops import (
     DistributedModel,
     Session,
@@ -261,7 +261,9 @@ class Estimator:
         self._function = ModelFunction(model_fn, self._params, self._config)
         self._models: dict[Strategy, DistributedModel] = {}
         self._warm_start = as_warm_start(warm_start_from)
-        self._host_transforms = HostTransforms()
+        # On the host: of batches before the model function, and of predictions after it.
+        self._encode: Encode | None = None
+        self._decode: Callable[[Any], Any] = lambda predictions: predictions
         self._one_device: Strategy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -471,7 +473,7 @@ class Estimator:
             assert step.spec is not None
             keys = select_keys(step.spec.predictions, predict_keys)
             per_replica = prediction_batches(model.strategy, values["predictions"], keys)
-            for batch in map(self._host_transforms.decode_predictions, per_replica):
+            for batch in map(self._decode, per_replica):
                 yield from split_examples(batch) if yield_single_examples else (batch,)
 
     def export_saved_model(
@@ -610,7 +612,7 @@ class Estimator:
 
     def _input(self, input_fn: Callable[..., Any], mode: str, *, repeats: bool) -> InputFunction:
         return InputFunction(
-            input_fn, mode, self.params, self._config, self._host_transforms, repeats=repeats
+            input_fn, mode, self.params, self._config, self._encode, repeats=repeats
         )
 
 
@@ -680,7 +682,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     model_fn.gives_values = estimator.gives_values  # pyright: ignore[reportFunctionMemberAccess]
     start = estimator._warm_start
     made = Estimator(model_fn, config=estimator.config, warm_start_from=start)
-    made._host_transforms = estimator._host_transforms
+    made._encode, made._decode = estimator._encode, estimator._decode
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -250,34 +250,16 @@ def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
-# Host transforms: encoding of batches before devices, decoding of predictions after.
-#
-# Devices cannot hold strings, so string processing happens here.
+# Batches of input functions, encoded on the host: devices cannot hold strings.
+
+Encode = Callable[[Any, str], Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostTransforms:
-    """Functions applied on the host before and after a model function's steps; None for identity.
-
-    `encode` takes a batch, `(features, labels)` or features, and the mode. `decode` takes a
-    batch of predictions as NumPy arrays.
-    """
-
-    encode: Callable[[Any, str], Any] | None = None
-    decode: Callable[[Any], Any] | None = None
-
-    def encode_source(self, data: object, mode: str) -> Any:
-        """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
-        encode = self.encode
-        if encode is None:
-            return data
-        if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
-            return encode(data, mode)
-        return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
-
-    def decode_predictions(self, predictions: object) -> Any:
-        """Decodes a batch of predictions."""
-        return predictions if self.decode is None else self.decode(predictions)
+def _encoded(data: Any, encode: Callable[[Any], Any]) -> Any:
+    """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
+    if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
+        return encode(data)
+    return _EncodedSource(as_source(data), encode)
 
 
 class _EncodedSource(Source):
@@ -315,7 +297,10 @@ class _EncodingReader(Reader):
 
 
 class InputFunction:
-    """Picklable dataset function around an `input_fn`; `repeats` makes a single batch endless."""
+    """Picklable dataset function around an `input_fn`; `repeats` makes a single batch endless.
+
+    `encode` takes a batch, `(features, labels)` or features, and the mode.
+    """
 
     def __init__(
         self,
@@ -323,7 +308,7 @@ class InputFunction:
         mode: str,
         params: object,
         config: object,
-        host_transforms: HostTransforms,
+        encode: Encode | None = None,
         *,
         repeats: bool,
     ) -> None:
@@ -333,14 +318,14 @@ class InputFunction:
         self._input_fn = input_fn
         self._arguments = {name: known[name] for name in arguments if name in known}
         self._takes_context = "input_context" in arguments
-        self._host_transforms, self._mode = host_transforms, mode
+        self._encode = None if encode is None else functools.partial(encode, mode=mode)
         self._repeats = repeats
 
     def __call__(self, context: InputContext) -> Any:
         """Returns the dataset for an input pipeline."""
         extra = {"input_context": context} if self._takes_context else {}
         data = self._input_fn(**self._arguments, **extra)
-        data = self._host_transforms.encode_source(data, self._mode)
+        data = data if self._encode is None else _encoded(data, self._encode)
         if not _is_batch(data):
             return data
         return itertools.repeat(data) if self._repeats else iter([data])

@@ -44,7 +44,6 @@ from stratagem.estimator.saving_hooks import (
 )
 from stratagem.estimator.spec import EstimatorSpec, ModelFunction
 from stratagem.estimator.steps import (
-    GLOBAL_STEP,
     EvaluationStep,
     ModelCheckpoints,
     ModelStep,
@@ -300,46 +299,29 @@ class Session:
         return jax.tree.map(self._fetch, fetches)
 
     def _fetch(self, wanted: object) -> Any:
-        if isinstance(wanted, str):
-            return self._fetch_name(wanted.removesuffix(":0"))
-        if isinstance(wanted, keras.Variable):
-            if wanted is self._step.store.global_step:
-                return np.int32(self.global_step)
-            return np.asarray(wanted.value)
-        if wanted is self.spec.loss:
-            return self._on_host(self._step_values("loss")["loss"])
-        for index, hook in enumerate(spec_hooks(self.spec, self.mode)):
-            for name, value in dict(getattr(hook, "tensors", None) or {}).items():
-                if value is wanted:
-                    return self._on_host(self._step_values(name)["held"][index][name])
-        raise self._unknown(wanted)
-
-    def _fetch_name(self, name: str) -> Any:
-        if name == GLOBAL_STEP:
+        store, values = self._step.store, self._values
+        name = wanted.removesuffix(":0") if isinstance(wanted, str) else ""
+        variable = store.find(name) if name else wanted
+        if variable is store.global_step:
             return np.int32(self.global_step)
-        variable = self._step.store.find(name)
-        if variable is not None:
+        if isinstance(variable, keras.Variable):
             return np.asarray(variable.value)
-        if name == "loss" and self.spec.loss is not None:
-            return self._on_host(self._step_values(name)["loss"])
-        values = self._step_values(name)["named"]
-        if name not in values:
-            raise self._unknown(name)
-        return self._on_host(values[name])
-
-    def _step_values(self, name: str) -> dict[str, Any]:
-        if self._values is None:
+        if values is None:
             raise invalid(
-                f"A hook fetched {name!r} before the first step.",
+                f"A hook fetched {wanted!r} before the first step.",
                 "names of variables before the first step.",
                 "fetch it in before_run or after_run.",
             )
-        return self._values
-
-    def _unknown(self, wanted: object) -> ValueError:
-        of_step = [] if self._values is None else [*self._values["named"]]
-        names = sorted({"loss", GLOBAL_STEP, *of_step, *self._step.store.named})
-        return invalid(
+        if self.spec.loss is not None and (name == "loss" or wanted is self.spec.loss):
+            return self._on_host(values["loss"])
+        if name in values["named"]:
+            return self._on_host(values["named"][name])
+        for index, hook in enumerate(spec_hooks(self.spec, self.mode)):
+            for held, value in dict(getattr(hook, "tensors", None) or {}).items():
+                if value is wanted:
+                    return self._on_host(values["held"][index][held])
+        names = sorted({"loss", *values["named"], *store.named})
+        raise invalid(
             f"A hook fetched {wanted!r}, which the step does not return.",
             f"a variable, a value in the hook's own `tensors`, or one of {names}.",
             "name it in the model function: sg.estimator.identity(value, name=...).",

@@ -15,7 +15,6 @@ import numpy as np
 
 from stratagem.errors import invalid
 from stratagem.estimator.estimator import Estimator
-from stratagem.estimator.inputs import HostTransforms
 from stratagem.estimator.premade.columns import (
     Combiner,
     FeatureColumn,
@@ -192,7 +191,7 @@ class PremadeEstimator(Estimator):
             num_examples = len(next(iter(features.values())))
             return {**values, _EXAMPLES: np.arange(num_examples, dtype="float32")}
 
-        self._host_transforms = HostTransforms(encode=encode, decode=head.decode)
+        self._encode, self._decode = encode, head.decode
 
 
 class BaselineEstimator(PremadeEstimator):
