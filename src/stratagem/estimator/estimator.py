@@ -633,6 +633,12 @@ def _train_there(
 # add_metrics: extra evaluation metrics for an existing Estimator.
 
 
+class _WithMetrics(Estimator):
+    def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
+        super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
+        self._encode, self._decode = other._encode, other._decode
+
+
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
     """Returns an Estimator that also evaluates the metrics of `metric_fn`.
 
@@ -680,10 +686,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
         )
 
     model_fn.gives_values = estimator.gives_values  # pyright: ignore[reportFunctionMemberAccess]
-    start = estimator._warm_start
-    made = Estimator(model_fn, config=estimator.config, warm_start_from=start)
-    made._encode, made._decode = estimator._encode, estimator._decode
-    return made
+    return _WithMetrics(estimator, model_fn)
 
 
 # Standalone clients: an Estimator's work on a remote cluster.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -255,11 +254,11 @@ def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
 Encode = Callable[[Any, str], Any]
 
 
-def _encoded(data: Any, encode: Callable[[Any], Any]) -> Any:
+def _encoded(data: Any, encode: Encode, mode: str) -> Any:
     """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
     if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
-        return encode(data)
-    return _EncodedSource(as_source(data), encode)
+        return encode(data, mode)
+    return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
 
 
 class _EncodedSource(Source):
@@ -318,14 +317,14 @@ class InputFunction:
         self._input_fn = input_fn
         self._arguments = {name: known[name] for name in arguments if name in known}
         self._takes_context = "input_context" in arguments
-        self._encode = None if encode is None else functools.partial(encode, mode=mode)
+        self._encode, self._mode = encode, mode
         self._repeats = repeats
 
     def __call__(self, context: InputContext) -> Any:
         """Returns the dataset for an input pipeline."""
         extra = {"input_context": context} if self._takes_context else {}
         data = self._input_fn(**self._arguments, **extra)
-        data = data if self._encode is None else _encoded(data, self._encode)
+        data = data if self._encode is None else _encoded(data, self._encode, self._mode)
         if not _is_batch(data):
             return data
         return itertools.repeat(data) if self._repeats else iter([data])

@@ -382,7 +382,7 @@ _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
 class CheckpointEvaluation:
     """Metrics and exports of one evaluated checkpoint."""
 
-    checkpoint_path: str
+    checkpoint_path: str | None
     metrics: Mapping[str, Any]
     exports: Sequence[str | None]
     is_final: bool

@@ -131,7 +131,8 @@ def _bias_part(optimizer: OptimizerLike) -> Part:
     def network(features: Features, units: int, training: bool) -> tuple[Any, list[Any]]:
         with keras.name_scope("baseline"):
             bias: Any = Variable(np.zeros(units, "float32"), name="bias")
-        return keras.ops.ones_like(features[_EXAMPLES])[:, None] * bias, [bias]
+        ones: Any = keras.ops.ones_like(features[_EXAMPLES])
+        return ones[:, None] * bias, [bias]
 
     return Part((), network, optimizer_factory(optimizer, _BASELINE_LEARNING_RATE))
 

@@ -376,7 +376,7 @@ class ClassHead(Head):
             )
 
     def _class_predictions(self, class_logits: Any) -> dict[str, Any]:
-        ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1), "int32")[..., None]
+        ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1, keepdims=True), "int32")
         all_ids = keras.ops.arange(self._n_classes, dtype="int32")
         all_ids = keras.ops.broadcast_to(all_ids, (class_logits.shape[0], self._n_classes))
         return {
