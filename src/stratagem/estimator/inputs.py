@@ -65,7 +65,6 @@ def numpy_input_fn(
     Source: tensorflow/estimator numpy_io.py, numpy_input_fn.
     """
     del queue_capacity, num_threads
-    _check_options(batch_size, num_epochs, shuffle)
     _check_arrays("x", x)
     if y is not None:
         _check_arrays("y", y)
@@ -83,7 +82,7 @@ def numpy_input_fn(
             "trim the arrays to the same examples.",
         )
     data = x if y is None else (x, y)
-    return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
+    return _input_fn(data, batch_size, num_epochs, shuffle)
 
 
 def pandas_input_fn(
@@ -132,11 +131,10 @@ def pandas_input_fn(
     Source: tensorflow/estimator pandas_io.py, pandas_input_fn.
     """
     del queue_capacity, num_threads
-    _check_options(batch_size, num_epochs, shuffle)
     _check_frame("x", x, has_columns=hasattr(x, "columns"))
     check_type("target_column", target_column, str, "a string")
     if y is None:
-        return _input_fn(_columns(x), batch_size, num_epochs, shuffle=bool(shuffle))
+        return _input_fn(_columns(x), batch_size, num_epochs, shuffle)
     _check_frame("y", y, has_columns=True)
     is_series = not hasattr(y, "columns")
     if is_series and target_column in x.columns:
@@ -152,10 +150,20 @@ def pandas_input_fn(
             "reorder the labels with y = y.loc[x.index].",
         )
     data = _columns(x), y.to_numpy() if is_series else _columns(y)
-    return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
+    return _input_fn(data, batch_size, num_epochs, shuffle)
 
 
-def _input_fn(data: object, batch_size: int, num_epochs: int | None, *, shuffle: bool) -> _InputFn:
+def _input_fn(
+    data: object, batch_size: int, num_epochs: int | None, shuffle: bool | None
+) -> _InputFn:
+    if not isinstance(shuffle, bool):
+        raise invalid(
+            f"shuffle={shuffle!r} is not a bool.",
+            "True or False.",
+            "pass shuffle=True for training, shuffle=False for evaluation and prediction.",
+        )
+    check_number("batch_size", batch_size, 1)
+    check_number("num_epochs", num_epochs, 1)
     num_examples = len(jax.tree.leaves(data)[0])
 
     def input_fn(input_context: InputContext | None = None) -> Dataset:
@@ -205,17 +213,6 @@ class _EpochBatches:
 
     def _take(self, rows: np.ndarray[Any, Any]) -> Any:
         return jax.tree.map(lambda array: array[rows], self._examples)
-
-
-def _check_options(batch_size: int, num_epochs: int | None, shuffle: object) -> None:
-    if not isinstance(shuffle, bool):
-        raise invalid(
-            f"shuffle={shuffle!r} is not a bool.",
-            "True or False.",
-            "pass shuffle=True for training, shuffle=False for evaluation and prediction.",
-        )
-    check_number("batch_size", batch_size, 1)
-    check_number("num_epochs", num_epochs, 1)
 
 
 def _check_arrays(name: str, value: object) -> None:

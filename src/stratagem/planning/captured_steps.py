@@ -170,8 +170,8 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
             fix="omit the global batch.",
         )
     size = global_batch // replicas
-    several = replicas > 1
-    leaves = tuple(_resize(leaf, old, size, several=several) for leaf in step.arguments.leaves)
+    axis = int(replicas > 1)  # with several replicas, the first axis is theirs
+    leaves = tuple(_resize(leaf, old, size, axis) for leaf in step.arguments.leaves)
     split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
     arguments = Arguments(
         step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
@@ -181,8 +181,7 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
     )
 
 
-def _resize(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:
-    axis = 1 if several else 0
+def _resize(leaf: Leaf, old: int, new: int, axis: int) -> Leaf:
     if not leaf.split or leaf.shape is None or leaf.shape[axis : axis + 1] != (old,):
         return leaf
     shape = (*leaf.shape[:axis], new, *leaf.shape[axis + 1 :])

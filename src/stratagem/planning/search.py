@@ -378,7 +378,6 @@ def _compiled(
     assumptions: Assumptions | None,
 ) -> PlanChoice:
     machine, candidate, form = choice.target, choice.candidate, choice.candidate.form
-    assumed = assumptions or assumptions_of(machine)
     several = candidate.devices_per_replica > 1
     with planning_for(machine.topology):
         planned = MirroredStrategy(
@@ -391,5 +390,6 @@ def _compiled(
         computing_as(model, form.remat, form.precision),
         training_step(model, batch, planned) as step,
     ):
+        assumed = assumptions or assumptions_of(machine)
         plan = plan_step(step, machine, title=model.name, assumptions=assumed)
     return dataclasses.replace(choice, plan=plan)

@@ -25,7 +25,7 @@ from stratagem.planning.schedule import OperationCost, Reduction
 from stratagem.planning.targets import Target
 
 # Two thirds of a training step's products are the backward pass, which can overlap communication.
-_BACKWARD_SHARE = 2 / 3
+BACKWARD_SHARE = 2 / 3
 # Fraction of the whole array that each device sends, as a multiple of (n - 1) / n.
 _SENT = {"all-reduce": 2.0, "reduce-scatter": 1.0, "all-gather": 1.0, "all-to-all": 1.0}
 
@@ -217,7 +217,7 @@ def predict_step(
     if target.num_devices == 1:
         return StepTime(1, computing_s, 0.0, 0.0, 0.0, launch_s)
     times = [one.times * message_s(one, target, assumed) for one in reductions]
-    backward_s = _BACKWARD_SHARE * computing_s
+    backward_s = BACKWARD_SHARE * computing_s
     behind_s = sum(time for one, time in zip(reductions, times, strict=True) if one.behind)
     return StepTime(
         target.num_devices,

@@ -368,7 +368,14 @@ def parse_target(text: str) -> Target:
     found = slices or hosts
     kind = _BY_NAME.get(found[2].lower()) if found else None
     if found is None or kind is None or (slices and kind.platform != "tpu"):
-        raise _unknown_target_error(text)
+        gpus = ", ".join(one.name for one in _ALL if one.platform == "gpu")
+        tpus = ", ".join(one.name for one in _ALL if one.platform == "tpu")
+        raise invalid(
+            f"target={text!r} is not a known machine.",
+            expected=f'a number of GPUs such as "8xH100" ({gpus}), a TPU slice such as "v5e:4x4", '
+            f'or several such as "2xv5e:4x4" ({tpus}).',
+            fix="use a listed accelerator.",
+        )
     if not slices and kind.platform == "tpu":
         raise invalid(
             f"target={text!r} names a TPU without the shape of its slice.",
@@ -393,14 +400,3 @@ def parse_target(text: str) -> Target:
         )
     inside = min(count, per_host)
     return Target(kind, count // inside, inside)
-
-
-def _unknown_target_error(text: str) -> ValueError:
-    gpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "gpu")
-    tpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "tpu")
-    return invalid(
-        f"target={text!r} is not a known machine.",
-        expected=f'a number of GPUs such as "8xH100" ({gpus}), a TPU slice such as "v5e:4x4", '
-        f'or several such as "2xv5e:4x4" ({tpus}).',
-        fix="use a listed accelerator.",
-    )

@@ -309,7 +309,11 @@ class _Walk:
             return
         if name in _PRODUCTS:
             for var in eqn.invars:
-                self._require_stored(var)
+                value = self.value(var)
+                # It is computed from arrays in a fused operation, and stored for the product.
+                if value.sources and not value.is_stored:
+                    self._use(value)
+                    self._store(var, is_divided=value.is_divided)
         values = [self.value(var) for var in eqn.invars]
         for one in values:
             self._use(one)
@@ -351,13 +355,6 @@ class _Walk:
         )
         self.arrays.append(array)
         self._values[var] = _Value(frozenset((len(self.arrays) - 1,)), None, is_divided)
-
-    def _require_stored(self, var: Any) -> None:
-        """Stores an operand of a product that is computed from arrays in a fused operation."""
-        value = self.value(var)
-        if value.sources and not value.is_stored:
-            self._use(value)
-            self._store(var, is_divided=value.is_divided)
 
     def _use(self, value: _Value) -> None:
         for one in value.sources:

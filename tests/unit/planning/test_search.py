@@ -208,19 +208,6 @@ def test_step_that_the_compiler_refuses(
     assert program.memory.argument_bytes > 0
 
 
-def test_more_devices_than_there_are_here(step) -> None:
-    """The CPU compiler is given as many as the plan has."""
-    wanted = 2 * len(jax.devices())
-    plan = plan_step(
-        capture_script(_PROGRAMS / "loop.py", [], parse_target(f"{wanted}xH100")),
-        parse_target(f"{wanted}xH100"),
-        title="loop.py",
-    )
-    assert plan.target.num_devices == wanted
-    assert plan.reduced_bytes >= 4 * 8 * 4
-    assert len(jax.devices()) < wanted
-
-
 # Names of targets, and the table of accelerators.
 
 
