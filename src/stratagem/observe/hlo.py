@@ -5,8 +5,8 @@
 groups and attributes as text only. What the jaxpr says, too, is read there
 (`planning/traced_costs.py`).
 
-Each pattern names the compilers on whose text it was seen: CPU is jaxlib 0.10.2, GPU is
-jax-cuda12-pjrt 0.10.2, TPU is libtpu 0.0.42.1.
+Each group of patterns names the compilers on whose text it was last seen: CPU is jaxlib 0.10.2, GPU
+is jax-cuda12-pjrt 0.10.2, TPU is libtpu 0.0.42.1.
 """
 
 from __future__ import annotations
@@ -18,31 +18,35 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Structure, on CPU, GPU and TPU.
+# Structure: CPU, GPU, TPU.
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\(")
 _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%([\w.-]+))")
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)(?:e\dm\d\w*)?\[([\d,]*)\]")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _PERIOD = re.compile(r"\bsynchronized_every_(\d+)_steps\b")  # our own scope
-# Groups of devices: listed, counted as XLA writes an iota, or along axes of a mesh.
+# How often a loop runs: CPU, GPU.
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# Groups of devices that are listed: CPU, GPU, TPU.
 _LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
+# Groups that are counted, as XLA writes an iota, or lie along axes of a mesh.
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _AXIS_SIZE = re.compile(r"'([^']+)'=(\d+)")
 _AXIS_PART = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
-# TPU: what goes to other slices, through the hosts.
+# What goes to other slices, through the hosts: TPU.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-# Products on all; in the backend config of a library's call on GPU.
+# Contracted axes, on GPU in the backend config of a library's call: CPU, GPU. On TPU, products of
+# matrices are convolutions.
 _CONTRACTED = re.compile(r"lhs_contracting_dim(?:ension)?s(?:=\{|\":\[)([\d,\"]*)")
+# Convolutions: CPU, GPU, TPU.
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{size=([\dx]+)")
 _HOLES = re.compile(r"lhs_dilate=([\dx]+)")
-# GPU: convolutions of cuDNN, and the shape of queries by keys in its attention: batch, heads, and
-# both lengths.
+# Convolutions of cuDNN, and the shape of queries by keys in its attention (batch, heads, and both
+# lengths): GPU.
 _CUDNN = re.compile(r'custom_call_target="__cudnn\$conv(\w+)"')
 _ATTENTION = re.compile(r'"intermediate_tensor_shape":\{[^}]*?"dimensions":\[([\d,"]+)\]')
 _LIBRARIES = tuple(
