@@ -15,6 +15,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +32,13 @@ _PERIOD = re.compile(r"\bsynchronized_every_(\d+)_steps\b")  # our own scope
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 # Groups of devices that are listed: CPU, GPU, TPU.
 _LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
-# Groups that are counted, as XLA writes an iota, or lie along axes of a mesh.
+# Groups that are counted, as XLA writes an iota: of an earlier compiler.
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+# Groups along axes of a mesh, whose devices may have an order of their own: CPU.
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
 _AXIS_SIZE = re.compile(r"'([^']+)'=(\d+)")
 _AXIS_PART = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 # What goes to other slices, through the hosts: TPU.
@@ -142,11 +147,9 @@ class Instruction:
         if listed := _LISTED_GROUPS.search(self.line):
             return tuple(map(_sizes, re.findall(r"\{([\d, ]*)\}", listed[1])))
         if counted := _COUNTED_GROUPS.search(self.line):
-            sizes = _sizes(counted[3])
-            axes = _sizes(counted[4]) if counted[4] else range(len(sizes))
-            return _rows(sizes, axes, int(counted[2]))
+            return _rows(_iota(counted[3], counted[4]), int(counted[2]))
         if by_mesh := _MESH_GROUPS.search(self.line):
-            return _mesh_groups(by_mesh[1], by_mesh[2])
+            return _mesh_groups(*by_mesh.groups())
         return ()
 
 
@@ -179,12 +182,18 @@ def _sizes(text: str, separator: str = ",") -> tuple[int, ...]:
     return tuple(int(size) for size in text.replace('"', "").split(separator) if size)
 
 
-def _rows(sizes: Sequence[int], axes: Sequence[int], width: int) -> tuple[tuple[int, ...], ...]:
-    ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(axes)
+def _iota(sizes: str, axes: str | None) -> np.ndarray[Any, Any]:
+    ids = np.arange(math.prod(_sizes(sizes))).reshape(_sizes(sizes))
+    return ids.transpose(_sizes(axes)) if axes else ids
+
+
+def _rows(ids: np.ndarray[Any, Any], width: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(row) for row in ids.reshape(-1, width).tolist())
 
 
-def _mesh_groups(mesh: str, along: str) -> tuple[tuple[int, ...], ...]:
+def _mesh_groups(
+    mesh: str, device_sizes: str | None, device_axes: str | None, along: str
+) -> tuple[tuple[int, ...], ...]:
     sizes: list[int] = []
     members: list[int] = []
     parts = {name: (int(before or 1), size) for name, before, size in _AXIS_PART.findall(along)}
@@ -194,7 +203,8 @@ def _mesh_groups(mesh: str, along: str) -> tuple[tuple[int, ...], ...]:
         members.append(len(sizes) + 1)
         sizes += [before, inside, int(whole) // (before * inside)]
     others = [axis for axis in range(len(sizes)) if axis not in members]
-    return _rows(sizes, [*others, *members], math.prod(sizes[axis] for axis in members))
+    ids = _iota(device_sizes or str(math.prod(sizes)), device_axes).reshape(sizes)
+    return _rows(ids.transpose([*others, *members]), math.prod(sizes[axis] for axis in members))
 
 
 def flops_of(product: Instruction, operands: Sequence[Instruction]) -> float:

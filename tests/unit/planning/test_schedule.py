@@ -136,6 +136,14 @@ def _of(line: str) -> Reduction:
             32,
             ((0, 4), (1, 5), (2, 6), (3, 7)),
         ),
+        # As the CPU compiler of jaxlib 0.10.2 writes a mesh of devices in another order.
+        (
+            "%ar = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=2,'b'=4], "
+            "device_ids=([4,2]T(1,0)) {'a'}, to_apply=%a",
+            "all-reduce",
+            32,
+            ((0, 1), (2, 3), (4, 5), (6, 7)),
+        ),
         (
             "%ar = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=8] {'a':(2)2}, to_apply=%a",
             "all-reduce",
