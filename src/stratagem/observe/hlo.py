@@ -32,7 +32,7 @@ _PERIOD = re.compile(r"\bsynchronized_every_(\d+)_steps\b")  # our own scope
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 # Groups of devices that are listed: CPU, GPU, TPU.
 _LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
-# Groups that are counted, as XLA writes an iota: of an earlier compiler.
+# Groups that are counted, as XLA writes an iota: not met in the programs tried with these.
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 # Groups along axes of a mesh, whose devices may have an order of their own: CPU.
 _MESH_GROUPS = re.compile(
