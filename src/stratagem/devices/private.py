@@ -21,7 +21,8 @@ to 0.12). The replacement writes a file of another name, and renames it.
 make_cpu_client` and `jax._src.distributed.global_state`: JAX learns the devices of all processes by
 its coordination service, and ends all processes if that is lost. Each process of an elastic group
 has a service of its own, where it takes the part of the others as well, so that it knows their
-devices and depends on none of them (0.10 to 0.12).
+devices and depends on none of them (0.10 to 0.12). A plan for 64 replicas compiles for as many CPU
+devices, and JAX cannot get more of them once it has started: another client has them.
 
 `jax._src.array.ArrayImpl`: JAX refuses to add arrays that are committed to different devices, as
 the parts of a sharded array are. One that is not committed is moved where it is needed, when it is
@@ -190,6 +191,12 @@ class SeparateNodes:
         """Ends the service."""
         _in_threads([client.shutdown for client in self._clients])
         self._service.shutdown()
+
+
+def more_cpu_devices(count: int) -> tuple[Any, ...]:
+    """Returns CPU devices to compile for, besides those that JAX has started with."""
+    library: Any = importlib.import_module("jaxlib.xla_client")
+    return tuple(library.make_cpu_client(num_devices=count).devices())
 
 
 def _in_threads(functions: list[Any]) -> None:

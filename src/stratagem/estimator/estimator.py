@@ -26,11 +26,11 @@ from stratagem.errors import check_type, explain, invalid
 from stratagem.estimator.checks import check_instances, check_known, check_number, check_one_of
 from stratagem.estimator.export import export_prediction
 from stratagem.estimator.hooks import SessionRunHook
-from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
+from stratagem.estimator.inputs import Encode, InputFunction, ModelBatches
 from stratagem.estimator.loops import (
     DistributedModel,
-    InferenceLoop,
     Session,
+    hooked_steps,
     train,
     training_hooks,
     training_role,
@@ -46,12 +46,14 @@ from stratagem.estimator.run_config import (
 from stratagem.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction, arguments_of
 from stratagem.estimator.steps import (
     VARIABLES,
+    ModelStep,
     VariableStore,
     latest_checkpoint,
     prediction_batches,
     read_names,
     read_variable,
     select_keys,
+    spec_hooks,
     split_examples,
 )
 from stratagem.launch.remote.remote_cluster import RemoteCluster
@@ -259,7 +261,9 @@ class Estimator:
         self._function = ModelFunction(model_fn, self._params, self._config)
         self._models: dict[Strategy, DistributedModel] = {}
         self._warm_start = as_warm_start(warm_start_from)
-        self._host_transforms = HostTransforms()
+        # On the host: of batches before the model function, and of predictions after it.
+        self._encode: Encode | None = None
+        self._decode: Callable[[Any], Any] = lambda predictions: predictions
         self._one_device: Strategy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -419,22 +423,14 @@ class Estimator:
         Source: tensorflow/estimator estimator.py, Estimator.evaluate.
         """
         check_number("steps", steps, 1)
-        loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
-        path = self._checkpoint_to_use(checkpoint_path)
-        self._set_seed()
         model = self._model_under(resolve_strategy(self._config.eval_distribute))
-        source = self._input(input_fn, ModeKeys.EVAL, repeats=steps is not None)
         step = model.evaluation
-        with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
-            first = batches.first()
-            loop = InferenceLoop(step, first, model.checkpoints, self._model_dir, loop_hooks)
-            limited = itertools.islice(batches.after(first), steps)
-            for _ in loop.run(limited, lambda: self._initialize(model, path)):
-                pass
+        for _ in self._infer(model, step, input_fn, hooks, checkpoint_path, steps):
+            pass
         results: dict[str, Any] = {
             key: np.asarray(value)[()] for key, value in step.results().items()
         }
-        global_step = loop.session.global_step
+        global_step = int(model.store.global_step)
         write_results(self.eval_dir(name), results, global_step)
         results["global_step"] = global_step
         if is_first():
@@ -471,23 +467,14 @@ class Estimator:
 
         Source: tensorflow/estimator estimator.py, Estimator.predict.
         """
-        loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
-        path = self._checkpoint_to_use(checkpoint_path)
-        self._set_seed()
         model = self._model_under(None)
-        source = self._input(input_fn, ModeKeys.PREDICT, repeats=False)
         step = model.prediction
-        with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
-            first = batches.first()
-            loop = InferenceLoop(
-                step, (first[0], None), model.checkpoints, self._model_dir, loop_hooks
-            )
-            keys = select_keys(loop.spec.predictions, predict_keys)
-            unlabeled = ((features, None) for features, _ in batches.after(first))
-            for values in loop.run(unlabeled, lambda: self._initialize(model, path)):
-                per_replica = prediction_batches(model.strategy, values["predictions"], keys)
-                for batch in map(self._host_transforms.decode_predictions, per_replica):
-                    yield from split_examples(batch) if yield_single_examples else (batch,)
+        for values in self._infer(model, step, input_fn, hooks, checkpoint_path):
+            assert step.spec is not None
+            keys = select_keys(step.spec.predictions, predict_keys)
+            per_replica = prediction_batches(model.strategy, values["predictions"], keys)
+            for batch in map(self._decode, per_replica):
+                yield from split_examples(batch) if yield_single_examples else (batch,)
 
     def export_saved_model(
         self,
@@ -561,6 +548,41 @@ class Estimator:
             )
         return self._models[strategy]
 
+    def _infer(
+        self,
+        model: DistributedModel,
+        step: ModelStep,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[SessionRunHook] | None,
+        checkpoint_path: str | None,
+        num_steps: int | None = None,
+    ) -> Iterator[Any]:
+        """Yields the values of steps that don't train, with the variables of a checkpoint."""
+        own_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
+        path = self._checkpoint_to_use(checkpoint_path)
+        self._set_seed()
+        source = self._input(input_fn, step.mode, repeats=num_steps is not None)
+        with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
+            first = batches.first()
+            limited = itertools.islice(batches.after(first), num_steps)
+            if step.mode == ModeKeys.PREDICT:
+                first, limited = (first[0], None), ((features, None) for features, _ in limited)
+            session = Session(step, step.prepare(first), model.checkpoints, self._model_dir)
+            step.reset()
+
+            def run(batch: tuple[Any, Any]) -> Any:
+                values = step.run(batch)
+                session.finish_step(values)
+                return values
+
+            yield from hooked_steps(
+                session,
+                [*own_hooks, *spec_hooks(session.spec, step.mode)],
+                limited,
+                run,
+                initialize=lambda: self._initialize(model, path),
+            )
+
     def _initialize(self, model: DistributedModel, path: str | None) -> bool:
         """Restores or warm-starts existing variables; True if they come from a checkpoint."""
         if path is not None:
@@ -590,7 +612,7 @@ class Estimator:
 
     def _input(self, input_fn: Callable[..., Any], mode: str, *, repeats: bool) -> InputFunction:
         return InputFunction(
-            input_fn, mode, self.params, self._config, self._host_transforms, repeats=repeats
+            input_fn, mode, self.params, self._config, self._encode, repeats=repeats
         )
 
 
@@ -614,7 +636,7 @@ def _train_there(
 class _WithMetrics(Estimator):
     def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
         super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
-        self._host_transforms = other._host_transforms
+        self._encode, self._decode = other._encode, other._decode
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:

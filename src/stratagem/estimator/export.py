@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -297,89 +298,20 @@ _SIGNATURES_FILE = "signatures.json"
 _FORMAT = 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Signature:
-    """Function of an exported model, with its inputs, outputs and variables by name."""
+    """Callable function of an exported model: its inputs, outputs and variables by name."""
 
+    name: str
     inputs: Mapping[str, InputSpec]
     outputs: tuple[str, ...]
     variables: tuple[str, ...]
     exported: jax.export.Exported
+    values: Sequence[Any] = ()  # of the variables
 
-
-def write_signatures(folder: Path, signatures: Mapping[str, Signature], *, as_text: bool) -> None:
-    """Writes the functions of an exported model."""
-    _load_serialization()
-    described: dict[str, Any] = {}
-    for number, (name, signature) in enumerate(signatures.items()):
-        file = f"function_{number}"
-        (folder / f"{file}.jax_export").write_bytes(signature.exported.serialize())
-        if as_text:
-            (folder / f"{file}.mlir").write_text(signature.exported.mlir_module())
-        described[name] = {
-            "file": f"{file}.jax_export",
-            "inputs": {key: dataclasses.asdict(spec) for key, spec in signature.inputs.items()},
-            "outputs": signature.outputs,
-            "variables": signature.variables,
-        }
-    text = json.dumps({"format": _FORMAT, "signatures": described}, indent=1)
-    (folder / _SIGNATURES_FILE).write_text(text)
-
-
-def read_signatures(folder: Path) -> dict[str, Signature]:
-    """Reads the functions of an exported model."""
-    file = folder / _SIGNATURES_FILE
-    if not file.is_file():
-        raise invalid(
-            f"{folder} contains no exported model.",
-            "a folder that export_saved_model returned.",
-            "correct the path; its last component is a number.",
-        )
-    _load_serialization()
-    described = json.loads(file.read_text())
-    if described["format"] != _FORMAT:
-        raise invalid(
-            f"{folder} was exported in format {described['format']}.",
-            f"format {_FORMAT}.",
-            "load it with the version of Stratagem that exported it.",
-        )
-    return {
-        name: Signature(
-            inputs={
-                key: InputSpec(tuple(spec["shape"]), spec["dtype"])
-                for key, spec in one["inputs"].items()
-            },
-            outputs=tuple(one["outputs"]),
-            variables=tuple(one["variables"]),
-            exported=jax.export.deserialize(bytearray((folder / one["file"]).read_bytes())),
-        )
-        for name, one in described["signatures"].items()
-    }
-
-
-def _load_serialization() -> None:
-    """Loads the package that JAX serializes exported functions with."""
-    load("flatbuffers", needed_by="An exported model", install="'stratagem[checkpoint]'")
-
-
-class _SignatureFunction:
-    """Callable signature, bound to the values of its variables."""
-
-    def __init__(self, name: str, signature: Signature, values: list[Any]) -> None:
-        self._name = name
-        self._signature = signature
-        self._values = values
-        self._call = jax.jit(signature.exported.call)
-
-    @property
-    def inputs(self) -> dict[str, InputSpec]:
-        """Inputs by name."""
-        return dict(self._signature.inputs)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        return self._signature.outputs
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return jax.jit(self.exported.call)
 
     def __call__(self, *args: object, **kwargs: object) -> dict[str, Any]:
         """Calls the function with named inputs, a dict, or a sole input; returns NumPy arrays."""
@@ -389,7 +321,7 @@ class _SignatureFunction:
             values = dict(args[0]) if isinstance(args[0], Mapping) else {sole: args[0]}
         if set(values) != set(self.inputs) or len(args) > 1:
             raise invalid(
-                f"The signature {self._name!r} was called with {sorted(values)} and "
+                f"The signature {self.name!r} was called with {sorted(values)} and "
                 f"{len(args)} positional arguments.",
                 f"the inputs {sorted(self.inputs)} by name.",
                 "pass all inputs by name; a sole input may be positional.",
@@ -398,11 +330,35 @@ class _SignatureFunction:
             name: jnp.asarray(np.asarray(values[name]), spec.dtype)
             for name, spec in self.inputs.items()
         }
-        outputs = self._call(self._values, arrays)
+        outputs = self._compiled(list(self.values), arrays)
         return {name: np.asarray(value) for name, value in outputs.items()}
 
 
-class ExportedModel(Mapping[str, _SignatureFunction]):
+def write_signatures(folder: Path, signatures: Iterable[Signature], *, as_text: bool) -> None:
+    """Writes the functions of an exported model."""
+    _load_serialization()
+    described: dict[str, Any] = {}
+    for number, one in enumerate(signatures):
+        file = f"function_{number}"
+        (folder / f"{file}.jax_export").write_bytes(one.exported.serialize())
+        if as_text:
+            (folder / f"{file}.mlir").write_text(one.exported.mlir_module())
+        described[one.name] = {
+            "file": f"{file}.jax_export",
+            "inputs": {key: dataclasses.asdict(spec) for key, spec in one.inputs.items()},
+            "outputs": one.outputs,
+            "variables": one.variables,
+        }
+    text = json.dumps({"format": _FORMAT, "signatures": described}, indent=1)
+    (folder / _SIGNATURES_FILE).write_text(text)
+
+
+def _load_serialization() -> None:
+    """Loads the package that JAX serializes exported functions with."""
+    load("flatbuffers", needed_by="An exported model", install="'stratagem[checkpoint]'")
+
+
+class ExportedModel(dict[str, Signature]):
     """Mapping from signature names to callable functions. Created by `load_exported`.
 
     Args:
@@ -425,24 +381,14 @@ class ExportedModel(Mapping[str, _SignatureFunction]):
 
     def __init__(self, signatures: Mapping[str, Signature], values: Mapping[str, Any]) -> None:
         on_device = {name: jnp.asarray(value) for name, value in values.items()}
-        self._functions = {
-            name: _SignatureFunction(name, one, [on_device[variable] for variable in one.variables])
-            for name, one in signatures.items()
-        }
-
-    def __getitem__(self, name: str) -> _SignatureFunction:
-        return self._functions[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._functions)
-
-    def __len__(self) -> int:
-        return len(self._functions)
+        for name, one in signatures.items():
+            bound = [on_device[variable] for variable in one.variables]
+            self[name] = dataclasses.replace(one, values=bound)
 
     @property
-    def signatures(self) -> Mapping[str, _SignatureFunction]:
+    def signatures(self) -> Mapping[str, Signature]:
         """Functions by signature name."""
-        return dict(self._functions)
+        return dict(self)
 
 
 def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
@@ -473,7 +419,31 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     Source: TF 2.21 saved_model/load.py, load.
     """
     folder = Path(os.fspath(path))
-    signatures = read_signatures(folder)
+    file = folder / _SIGNATURES_FILE
+    if not file.is_file():
+        raise invalid(
+            f"{folder} contains no exported model.",
+            "a folder that export_saved_model returned.",
+            "correct the path; its last component is a number.",
+        )
+    _load_serialization()
+    described = json.loads(file.read_text())
+    if described["format"] != _FORMAT:
+        raise invalid(
+            f"{folder} was exported in format {described['format']}.",
+            f"format {_FORMAT}.",
+            "load it with the version of Stratagem that exported it.",
+        )
+    signatures = {
+        name: Signature(
+            name,
+            {key: InputSpec(tuple(x["shape"]), x["dtype"]) for key, x in one["inputs"].items()},
+            tuple(one["outputs"]),
+            tuple(one["variables"]),
+            jax.export.deserialize(bytearray((folder / one["file"]).read_bytes())),
+        )
+        for name, one in described["signatures"].items()
+    }
     return ExportedModel(signatures, read_values(str(folder / VARIABLES_FOLDER)))
 
 
@@ -495,34 +465,54 @@ def export_prediction(
     `initialize` sets the variables once they exist. The folder appears under its final name, the
     time in seconds, only when complete.
     """
-    wanted = "an sg.estimator.export.ServingInputReceiver"
-    function = serving_input_receiver_fn
-    check_type("serving_input_receiver_fn", function, callable, f"a function that returns {wanted}")
-    receiver = function()
+    receiver = serving_input_receiver_fn()
     check_type(
         "The result of serving_input_receiver_fn",
         receiver,
         ServingInputReceiver,
-        wanted,
+        "an sg.estimator.export.ServingInputReceiver",
         fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
     )
-    # A call of the model function creates the variables.
-    jax.eval_shape(_ServingFunction(step, receiver).outputs, [], _shapes(receiver))
+
+    def serve(values: list[Any], inputs: dict[str, Any], *, name: str | None = None) -> Any:
+        """Predicts as a pure function of variable values and inputs; None is the default."""
+        variables = step.store.named.values() if values else ()
+        of_variable = {id(one): value for one, value in zip(variables, values, strict=True)}
+        context = ReplicaContext(step.strategy, 0, SoleCommunicator(), ReplicaBatch())
+        frame = stack.push(stack.FrameKind.REPLICA, step.strategy, context)
+        with frame, ReplicaScope(lambda variable: of_variable.get(id(variable))):
+            features = receiver.features_of(inputs)
+            try:
+                step.call(features, None)
+            except Exception as error:
+                if not any(None in one.shape for one in receiver.inputs.values()):
+                    raise
+                raise invalid(
+                    f"The model function cannot be exported for arbitrary batch sizes: {error}",
+                    "a model function that does not depend on the batch size.",
+                    "use keras.ops.shape(x) for sizes; or export for one size with "
+                    "build_raw_serving_input_receiver_fn(features, default_batch_size=n).",
+                ) from error
+        assert step.spec is not None
+        outputs = _outputs_of(step.spec)
+        chosen = outputs[next(iter(outputs)) if name is None else name]
+        return {key: jnp.asarray(value) for key, value in chosen.outputs.items()}
+
+    shapes = _shapes(receiver)
+    jax.eval_shape(serve, [], shapes)  # a call of the model function creates the variables
     initialize_created_variables(step.strategy)
     assert step.spec is not None
     initialize(step.spec)
     named = step.store.named
     values = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in named.values()]
-    signatures: dict[str, Signature] = {}
-    for signature, output in _outputs_of(step.spec).items():
-        serving = _ServingFunction(step, receiver, signature)
-        exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
-            values, _shapes(receiver)
+    signatures: list[Signature] = []
+    for name, output in _outputs_of(step.spec).items():
+        function = jax.jit(functools.partial(serve, name=name))
+        exported = jax.export.export(function, platforms=_PLATFORMS)(values, shapes)
+        signatures.append(
+            Signature(name, receiver.inputs, tuple(output.outputs), tuple(named), exported)
         )
-        signatures[signature] = Signature(
-            receiver.inputs, tuple(output.outputs), tuple(named), exported
-        )
-    folder, name = run_on_first("export_saved_model", lambda: _make_temporary_folder(base))
+    folder, number = run_on_first("export_saved_model", lambda: _make_temporary_folder(base))
     Checkpoint(**{VARIABLES: named}).write(os.path.join(folder, VARIABLES_FOLDER))
 
     def finish() -> str:
@@ -531,43 +521,11 @@ def export_prediction(
             path = Path(folder, _ASSETS_FOLDER, target)
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, path)
-        final = Path(base, name)
+        final = Path(base, number)
         Path(folder).rename(final)
         return str(final)
 
     return run_on_first("export_saved_model", finish)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _ServingFunction:
-    """Prediction as a pure function of variable values and inputs; default signature if None."""
-
-    step: ModelStep
-    receiver: ServingInputReceiver
-    signature: str | None = None
-
-    def outputs(self, values: list[Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        step = self.step
-        variables = step.store.named.values() if values else ()
-        of_variable = {id(one): value for one, value in zip(variables, values, strict=True)}
-        context = ReplicaContext(step.strategy, 0, SoleCommunicator(), ReplicaBatch())
-        frame = stack.push(stack.FrameKind.REPLICA, step.strategy, context)
-        with frame, ReplicaScope(lambda variable: of_variable.get(id(variable))):
-            features = self.receiver.features_of(inputs)
-            try:
-                spec = step.call(features, None).spec
-            except Exception as error:
-                if not any(None in spec.shape for spec in self.receiver.inputs.values()):
-                    raise
-                raise invalid(
-                    f"The model function cannot be exported for arbitrary batch sizes: {error}",
-                    "a model function that does not depend on the batch size.",
-                    "use keras.ops.shape(x) for sizes; or export for one size with "
-                    "build_raw_serving_input_receiver_fn(features, default_batch_size=n).",
-                ) from error
-        outputs = _outputs_of(spec)
-        chosen = next(iter(outputs.values())) if self.signature is None else outputs[self.signature]
-        return {name: jnp.asarray(value) for name, value in chosen.outputs.items()}
 
 
 def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:

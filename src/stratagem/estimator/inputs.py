@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -66,7 +65,6 @@ def numpy_input_fn(
     Source: tensorflow/estimator numpy_io.py, numpy_input_fn.
     """
     del queue_capacity, num_threads
-    _check_options(batch_size, num_epochs, shuffle)
     _check_arrays("x", x)
     if y is not None:
         _check_arrays("y", y)
@@ -84,7 +82,7 @@ def numpy_input_fn(
             "trim the arrays to the same examples.",
         )
     data = x if y is None else (x, y)
-    return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
+    return _input_fn(data, batch_size, num_epochs, shuffle)
 
 
 def pandas_input_fn(
@@ -133,11 +131,10 @@ def pandas_input_fn(
     Source: tensorflow/estimator pandas_io.py, pandas_input_fn.
     """
     del queue_capacity, num_threads
-    _check_options(batch_size, num_epochs, shuffle)
     _check_frame("x", x, has_columns=hasattr(x, "columns"))
     check_type("target_column", target_column, str, "a string")
     if y is None:
-        return _input_fn(_columns(x), batch_size, num_epochs, shuffle=bool(shuffle))
+        return _input_fn(_columns(x), batch_size, num_epochs, shuffle)
     _check_frame("y", y, has_columns=True)
     is_series = not hasattr(y, "columns")
     if is_series and target_column in x.columns:
@@ -153,10 +150,20 @@ def pandas_input_fn(
             "reorder the labels with y = y.loc[x.index].",
         )
     data = _columns(x), y.to_numpy() if is_series else _columns(y)
-    return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
+    return _input_fn(data, batch_size, num_epochs, shuffle)
 
 
-def _input_fn(data: object, batch_size: int, num_epochs: int | None, *, shuffle: bool) -> _InputFn:
+def _input_fn(
+    data: object, batch_size: int, num_epochs: int | None, shuffle: bool | None
+) -> _InputFn:
+    if not isinstance(shuffle, bool):
+        raise invalid(
+            f"shuffle={shuffle!r} is not a bool.",
+            "True or False.",
+            "pass shuffle=True for training, shuffle=False for evaluation and prediction.",
+        )
+    check_number("batch_size", batch_size, 1)
+    check_number("num_epochs", num_epochs, 1)
     num_examples = len(jax.tree.leaves(data)[0])
 
     def input_fn(input_context: InputContext | None = None) -> Dataset:
@@ -192,8 +199,11 @@ class _EpochBatches:
         return -(-self._num_examples * self._num_epochs // self._batch_size)
 
     def __iter__(self) -> Iterator[Any]:
+        generator = None if self._seed is None else np.random.default_rng(self._seed)
         waiting = np.arange(0)
-        for order in self._orders():
+        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
+            order = np.arange(self._num_examples)
+            order = order if generator is None else generator.permutation(order)
             waiting = np.concatenate([waiting, order])
             while len(waiting) >= self._batch_size:
                 rows, waiting = np.split(waiting, [self._batch_size])
@@ -201,28 +211,8 @@ class _EpochBatches:
         if len(waiting):
             yield self._take(waiting)
 
-    def _orders(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields the example indices of each epoch, in reading order."""
-        generator = None if self._seed is None else np.random.default_rng(self._seed)
-        epoch = 0
-        while self._num_epochs is None or epoch < self._num_epochs:
-            rows = np.arange(self._num_examples)
-            yield rows if generator is None else generator.permutation(rows)
-            epoch += 1
-
     def _take(self, rows: np.ndarray[Any, Any]) -> Any:
         return jax.tree.map(lambda array: array[rows], self._examples)
-
-
-def _check_options(batch_size: int, num_epochs: int | None, shuffle: object) -> None:
-    if not isinstance(shuffle, bool):
-        raise invalid(
-            f"shuffle={shuffle!r} is not a bool.",
-            "True or False.",
-            "pass shuffle=True for training, shuffle=False for evaluation and prediction.",
-        )
-    check_number("batch_size", batch_size, 1)
-    check_number("num_epochs", num_epochs, 1)
 
 
 def _check_arrays(name: str, value: object) -> None:
@@ -256,34 +246,16 @@ def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
-# Host transforms: encoding of batches before devices, decoding of predictions after.
-#
-# Devices cannot hold strings, so string processing happens here.
+# Batches of input functions, encoded on the host: devices cannot hold strings.
+
+Encode = Callable[[Any, str], Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostTransforms:
-    """Functions applied on the host before and after a model function's steps; None for identity.
-
-    `encode` takes a batch, `(features, labels)` or features, and the mode. `decode` takes a
-    batch of predictions as NumPy arrays.
-    """
-
-    encode: Callable[[Any, str], Any] | None = None
-    decode: Callable[[Any], Any] | None = None
-
-    def encode_source(self, data: object, mode: str) -> Any:
-        """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
-        encode = self.encode
-        if encode is None:
-            return data
-        if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
-            return encode(data, mode)
-        return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
-
-    def decode_predictions(self, predictions: object) -> Any:
-        """Decodes a batch of predictions."""
-        return predictions if self.decode is None else self.decode(predictions)
+def _encoded(data: Any, encode: Encode, mode: str) -> Any:
+    """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
+    if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
+        return encode(data, mode)
+    return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
 
 
 class _EncodedSource(Source):
@@ -321,7 +293,10 @@ class _EncodingReader(Reader):
 
 
 class InputFunction:
-    """Picklable dataset function around an `input_fn`; `repeats` makes a single batch endless."""
+    """Picklable dataset function around an `input_fn`; `repeats` makes a single batch endless.
+
+    `encode` takes a batch, `(features, labels)` or features, and the mode.
+    """
 
     def __init__(
         self,
@@ -329,7 +304,7 @@ class InputFunction:
         mode: str,
         params: object,
         config: object,
-        host_transforms: HostTransforms,
+        encode: Encode | None = None,
         *,
         repeats: bool,
     ) -> None:
@@ -339,15 +314,17 @@ class InputFunction:
         self._input_fn = input_fn
         self._arguments = {name: known[name] for name in arguments if name in known}
         self._takes_context = "input_context" in arguments
-        self._host_transforms, self._mode = host_transforms, mode
+        self._encode, self._mode = encode, mode
         self._repeats = repeats
 
     def __call__(self, context: InputContext) -> Any:
         """Returns the dataset for an input pipeline."""
         extra = {"input_context": context} if self._takes_context else {}
         data = self._input_fn(**self._arguments, **extra)
-        data = self._host_transforms.encode_source(data, self._mode)
-        return _one_batch(data, repeats=self._repeats) if _is_batch(data) else data
+        data = data if self._encode is None else _encoded(data, self._encode, self._mode)
+        if not _is_batch(data):
+            return data
+        return itertools.repeat(data) if self._repeats else iter([data])
 
 
 class ModelBatches:
@@ -383,10 +360,6 @@ def _is_batch(data: object) -> bool:
         return False
     leaves = jax.tree.leaves(data, is_leaf=lambda leaf: not isinstance(leaf, tuple | list | dict))
     return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
-
-
-def _one_batch(batch: object, *, repeats: bool) -> Generator[Any]:
-    yield from itertools.repeat(batch) if repeats else (batch,)
 
 
 def require_batch(batch: object) -> Any:

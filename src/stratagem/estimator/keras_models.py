@@ -151,7 +151,11 @@ class KerasModelFunction:
         arguments = compile_arguments(model)
         self._compiled = {name: arguments[name] for name in ("loss", "loss_weights")}
         for name in _METRICS:
-            self._compiled[name] = keras.tree.map_structure(_metric_recipe, arguments[name])
+            # Names and functions stay as they are.
+            self._compiled[name] = keras.tree.map_structure(
+                lambda one: _Recipe.of(one) if isinstance(one, keras.metrics.Metric) else one,
+                arguments[name],
+            )
         self._weights = _values(model.variables)
         self._slots = _values(optimizer.variables) if optimizer.built else []
 
@@ -200,7 +204,9 @@ class KerasModelFunction:
 
     def _compile(self, model: keras.Model, *, with_metrics: bool) -> None:
         metrics: dict[str, Any] = {
-            name: keras.tree.map_structure(_make_metric, self._compiled[name])
+            name: keras.tree.map_structure(
+                lambda one: one.make() if isinstance(one, _Recipe) else one, self._compiled[name]
+            )
             for name in _METRICS
             if with_metrics
         }
@@ -221,15 +227,6 @@ class KerasModelFunction:
             _assign_all(targets, self._weights, copy)
         if self._slots and copy.optimizer is not None and copy.optimizer.built:
             _assign_all(list(copy.optimizer.variables), self._slots, copy)
-
-
-def _metric_recipe(metric: object) -> Any:
-    """Replaces metric objects with recipes; names and functions stay as they are."""
-    return _Recipe.of(metric) if isinstance(metric, keras.metrics.Metric) else metric
-
-
-def _make_metric(recipe: object) -> Any:
-    return recipe.make() if isinstance(recipe, _Recipe) else recipe
 
 
 def _values(variables: list[Any]) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import keras
@@ -44,7 +44,6 @@ from stratagem.estimator.saving_hooks import (
 )
 from stratagem.estimator.spec import EstimatorSpec, ModelFunction
 from stratagem.estimator.steps import (
-    GLOBAL_STEP,
     EvaluationStep,
     ModelCheckpoints,
     ModelStep,
@@ -244,7 +243,10 @@ def training_hooks(
     return [*on_chief, *on_all]
 
 
-# Hooked loop and session: calls hooks around steps and fetches their values.
+# Loop and session of hooks: calls them around steps and fetches their values.
+
+_Batch = TypeVar("_Batch")
+_Values = TypeVar("_Values")
 
 
 class Session:
@@ -269,7 +271,7 @@ class Session:
         self.is_chief = self._role.is_chief
         self.num_workers = self._role.num_workers
         self._step = step
-        self._spec = spec
+        self.spec = spec
         self._checkpoints = checkpoints
         self.summary_writer: Any = summary_writer
         self.global_step = 0
@@ -297,46 +299,29 @@ class Session:
         return jax.tree.map(self._fetch, fetches)
 
     def _fetch(self, wanted: object) -> Any:
-        if isinstance(wanted, str):
-            return self._fetch_name(wanted.removesuffix(":0"))
-        if isinstance(wanted, keras.Variable):
-            if wanted is self._step.store.global_step:
-                return np.int32(self.global_step)
-            return np.asarray(wanted.value)
-        if wanted is self._spec.loss:
-            return self._on_host(self._step_values("loss")["loss"])
-        for index, hook in enumerate(spec_hooks(self._spec, self.mode)):
-            for name, value in dict(getattr(hook, "tensors", None) or {}).items():
-                if value is wanted:
-                    return self._on_host(self._step_values(name)["held"][index][name])
-        raise self._unknown(wanted)
-
-    def _fetch_name(self, name: str) -> Any:
-        if name == GLOBAL_STEP:
+        store, values = self._step.store, self._values
+        name = wanted.removesuffix(":0") if isinstance(wanted, str) else ""
+        variable = store.find(name) if name else wanted
+        if variable is store.global_step:
             return np.int32(self.global_step)
-        variable = self._step.store.find(name)
-        if variable is not None:
+        if isinstance(variable, keras.Variable):
             return np.asarray(variable.value)
-        if name == "loss" and self._spec.loss is not None:
-            return self._on_host(self._step_values(name)["loss"])
-        values = self._step_values(name)["named"]
-        if name not in values:
-            raise self._unknown(name)
-        return self._on_host(values[name])
-
-    def _step_values(self, name: str) -> dict[str, Any]:
-        if self._values is None:
+        if values is None:
             raise invalid(
-                f"A hook fetched {name!r} before the first step.",
+                f"A hook fetched {wanted!r} before the first step.",
                 "names of variables before the first step.",
                 "fetch it in before_run or after_run.",
             )
-        return self._values
-
-    def _unknown(self, wanted: object) -> ValueError:
-        of_step = [] if self._values is None else [*self._values["named"]]
-        names = sorted({"loss", GLOBAL_STEP, *of_step, *self._step.store.named})
-        return invalid(
+        if self.spec.loss is not None and (name == "loss" or wanted is self.spec.loss):
+            return self._on_host(values["loss"])
+        if name in values["named"]:
+            return self._on_host(values["named"][name])
+        for index, hook in enumerate(spec_hooks(self.spec, self.mode)):
+            for held, value in dict(getattr(hook, "tensors", None) or {}).items():
+                if value is wanted:
+                    return self._on_host(values["held"][index][held])
+        names = sorted({"loss", *values["named"], *store.named})
+        raise invalid(
             f"A hook fetched {wanted!r}, which the step does not return.",
             f"a variable, a value in the hook's own `tensors`, or one of {names}.",
             "name it in the model function: sg.estimator.identity(value, name=...).",
@@ -346,80 +331,44 @@ class Session:
         return np.asarray(self._step.strategy.local_results(value)[0])
 
 
-class HookedLoop:
-    """Calls hooks at the start, around each step and at the end."""
+def hooked_steps(
+    session: Session,
+    hooks: Sequence[SessionRunHook],
+    batches: Iterable[_Batch],
+    step: Callable[[_Batch], _Values],
+    *,
+    initialize: Callable[[], bool],
+    finish: Callable[[], object] = lambda: None,
+) -> Iterator[_Values]:
+    """Yields the values of each step, until the batches end or a hook requests a stop.
 
-    def __init__(self, session: Session, hooks: Sequence[SessionRunHook]) -> None:
-        self._session = session
-        self._hooks = list(hooks)
-
-    def start(self, spec: EstimatorSpec, initialize: Callable[[], bool]) -> None:
-        """Initializes the variables between the hooks' `begin` and `after_create_session`.
-
-        `initialize` sets the variables and returns True if they come from a checkpoint.
-        """
-        for hook in self._hooks:
-            hook.begin()
-        resumes = initialize()
-        self._session.read_global_step()
-        if spec.scaffold is not None and not resumes:
-            spec.scaffold.init_fn(self._session)
-            self._session.read_global_step()
-        for hook in self._hooks:
-            hook.after_create_session(self._session, None)
-
-    def end(self) -> None:
-        """Calls the hooks' `end`, unless the loop failed."""
-        for hook in self._hooks:
-            hook.end(self._session)
-
-    @contextlib.contextmanager
-    def step(self) -> Generator[SessionRunContext]:
-        """Calls the hooks before and after the `with` block, which runs a step."""
-        context = SessionRunContext(SessionRunArgs(None), self._session)
-        wanted = [hook.before_run(context) for hook in self._hooks]
-        yield context
-        for hook, args in zip(self._hooks, wanted, strict=True):
-            fetched = None if args is None else self._session.run(args.fetches)
+    `initialize` sets the variables, between the hooks' `begin` and `after_create_session`, and
+    returns True if they come from a checkpoint. `step` runs a step, and tells the session. `finish`
+    is called before the hooks' `end`, which a failed loop does not reach.
+    """
+    for hook in hooks:
+        hook.begin()
+    resumes = initialize()
+    session.read_global_step()
+    scaffold = session.spec.scaffold
+    if scaffold is not None and not resumes:
+        scaffold.init_fn(session)
+        session.read_global_step()
+    for hook in hooks:
+        hook.after_create_session(session, None)
+    for batch in batches:
+        context = SessionRunContext(SessionRunArgs(None), session)
+        wanted = [hook.before_run(context) for hook in hooks]
+        values = step(batch)
+        for hook, args in zip(hooks, wanted, strict=True):
+            fetched = None if args is None else session.run(args.fetches)
             hook.after_run(context, SessionRunValues(fetched))
-
-
-# Evaluation and prediction loop of an Estimator, with hooks.
-
-
-class InferenceLoop:
-    """Loop of steps that don't train. Creating it traces the step for the first batch."""
-
-    def __init__(
-        self,
-        step: ModelStep,
-        first: tuple[Any, Any],
-        checkpoints: ModelCheckpoints,
-        model_dir: str,
-        hooks: Sequence[SessionRunHook],
-    ) -> None:
-        self._step = step
-        self.spec = step.prepare(first)
-        self.session = Session(step, self.spec, checkpoints, model_dir)
-        self._loop = HookedLoop(self.session, [*hooks, *spec_hooks(self.spec, step.mode)])
-
-    def run(
-        self, batches: Iterable[tuple[Any, Any]], initialize: Callable[[], bool]
-    ) -> Iterator[Any]:
-        """Yields the values of each step, until the batches end or a hook requests a stop.
-
-        `initialize` sets the variables and returns True if they come from a checkpoint.
-        """
-        self._step.reset()
-        self._loop.start(self.spec, initialize)
-        for batch in batches:
-            with self._loop.step() as context:
-                values = self._step.run(batch)
-                self.session.finish_step(values)
-            yield values
-            if context.stop_requested:
-                break
-        self._loop.end()
+        yield values
+        if context.stop_requested:
+            break
+    finish()
+    for hook in hooks:
+        hook.end(session)
 
 
 # Summaries of training steps and evaluations.
@@ -636,32 +585,40 @@ def train(
     `initialize` sets the variables and returns True if they come from a checkpoint. `last_step`
     maps the first global step to the last one, or None if unlimited.
     """
-    folder = config.model_dir
-    assert folder is not None
-    summaries = TrainingSummaries(folder, config.save_summary_steps if model.role.saves else None)
+    folder, role, training = config.model_dir or "", model.role, model.training
+    summaries = TrainingSummaries(folder, config.save_summary_steps if role.saves else None)
     with contextlib.closing(batches), summaries.written():
         first = batches.first()
-        model.role.wait(config.session_creation_timeout_secs)
-        spec = model.training.prepare(first)
-        session = Session(
-            model.training, spec, model.checkpoints, folder, summaries.writer, model.role
-        )
-        loop = HookedLoop(session, make_hooks(spec))
-        loop.start(spec, lambda: model.role.begin(initialize))
-        end = last_step(session.global_step)
-        # zip reads the batch last, so no batch is consumed without being trained on.
-        for _, batch in zip(_steps_until(end, session), batches.after(first), strict=False):
+        role.wait(config.session_creation_timeout_secs)
+        spec = training.prepare(first)
+        session = Session(training, spec, model.checkpoints, folder, summaries.writer, role)
+
+        def limited() -> Iterator[Any]:
+            steps = _steps_until(last_step(session.global_step), session)
+            # zip reads the batch last, so no batch is consumed without being trained on.
+            for _, batch in zip(steps, batches.after(first), strict=False):
+                yield batch
+
+        def step(batch: Any) -> None:
             model.checkpoints.forget()
-            with loop.step() as context:
-                with summaries.of_step(session.global_step + 1):
-                    values = model.role.run(model.training, batch)
-                session.finish_step(values, num_trained=1)
-            if context.stop_requested:
-                break
-        if (values := model.role.finish()) is not None:
-            session.finish_step(values)
-            session.read_global_step()
-        loop.end()
+            with summaries.of_step(session.global_step + 1):
+                values = role.run(training, batch)
+            session.finish_step(values, num_trained=1)
+
+        def finish() -> None:
+            if (values := role.finish()) is not None:
+                session.finish_step(values)
+                session.read_global_step()
+
+        for _ in hooked_steps(
+            session,
+            make_hooks(spec),
+            limited(),
+            step,
+            initialize=lambda: role.begin(initialize),
+            finish=finish,
+        ):
+            pass
 
 
 def _steps_until(end: int | None, session: Session) -> Iterator[None]:

@@ -281,11 +281,9 @@ class RunConfig:
 
     def _choose_when_to_save(self) -> None:
         steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
-        if steps is _UNSET:
-            steps = None
-            secs = _DEFAULT_SAVE_SECS if secs is _UNSET else secs
-        elif secs is _UNSET:
-            secs = None
+        if secs is _UNSET:
+            secs = _DEFAULT_SAVE_SECS if steps is _UNSET else None
+        steps = None if steps is _UNSET else steps
         check_one_of(
             "RunConfig", is_required=False, save_checkpoints_steps=steps, save_checkpoints_secs=secs
         )

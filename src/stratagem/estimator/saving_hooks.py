@@ -23,17 +23,16 @@ from stratagem.estimator.hooks import (
     SynchronizedTimer,
 )
 from stratagem.estimator.spec import ModeKeys
+from stratagem.estimator.steps import CHECKPOINT_NAME
 from stratagem.execution import summary
 from stratagem.strategies.collectives import host
 
 if TYPE_CHECKING:
     from stratagem.estimator.loops import Session
-    from stratagem.estimator.spec import Saver, Scaffold
+    from stratagem.estimator.spec import Scaffold
 
 
 _logger = logging.getLogger(__name__)
-
-_BASENAME = "model.ckpt"
 
 
 class CheckpointSaverListener:
@@ -110,8 +109,8 @@ class CheckpointSaverHook(SessionRunHook):
         checkpoint_dir: str | os.PathLike[str],
         save_secs: float | None = None,
         save_steps: int | None = None,
-        saver: Saver | None = None,
-        checkpoint_basename: str = _BASENAME,
+        saver: Any = None,
+        checkpoint_basename: str = CHECKPOINT_NAME,
         scaffold: Scaffold | None = None,
         listeners: Sequence[CheckpointSaverListener] | None = None,
         *,
@@ -119,10 +118,10 @@ class CheckpointSaverHook(SessionRunHook):
     ) -> None:
         check_one_of("CheckpointSaverHook", is_required=False, saver=saver, scaffold=scaffold)
         self._saver = saver if scaffold is None else scaffold.saver
-        if self._saver is None and checkpoint_basename != _BASENAME:
+        if self._saver is None and checkpoint_basename != CHECKPOINT_NAME:
             raise invalid(
                 f"checkpoint_basename={checkpoint_basename!r} is set without a saver.",
-                f"{_BASENAME!r}, or a saver that uses another name.",
+                f"{CHECKPOINT_NAME!r}, or a saver that uses another name.",
                 "omit checkpoint_basename.",
             )
         self._checkpoint_dir = os.fspath(checkpoint_dir)

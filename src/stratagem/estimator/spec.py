@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -95,14 +95,6 @@ def identity(value: object, name: str) -> Any:
 # Scaffold: initialization and custom saving of a training run.
 
 
-class Saver(Protocol):
-    """Saves checkpoints instead of the session; any object with this method works."""
-
-    def save(self, session: Session, /) -> str:
-        """Returns the path of the checkpoint."""
-        ...
-
-
 class Scaffold:
     """Runs a function once the variables are initialized, and can replace the saver.
 
@@ -129,7 +121,7 @@ class Scaffold:
     def __init__(
         self,
         init_fn: Callable[[Scaffold, Session], Any] | None = None,
-        saver: Saver | None = None,
+        saver: Any = None,
     ) -> None:
         # Now and not at the first save, which may be minutes of training away.
         check_type(
@@ -241,15 +233,12 @@ def optimizer_factory(
         kind, config = type(optimizer), _without_names(optimizer.get_config())
         return lambda: kind.from_config(dict(config))
     if not callable(optimizer):
-        raise _wrong_optimizer(optimizer)
-
-    def call_factory() -> keras.optimizers.Optimizer:
-        created = optimizer()
-        if not isinstance(created, keras.optimizers.Optimizer):
-            raise _wrong_optimizer(created)
-        return created
-
-    return call_factory
+        raise invalid(
+            f"optimizer={optimizer!r} is not an optimizer.",
+            f"one of {sorted(_BY_NAME)}, a Keras optimizer, or a function that makes one.",
+            "pass keras.optimizers.Adam(0.01), for example.",
+        )
+    return optimizer
 
 
 def _without_names(config: dict[str, Any]) -> dict[str, Any]:
@@ -259,14 +248,6 @@ def _without_names(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if key != "name"
     }
-
-
-def _wrong_optimizer(optimizer: object) -> ValueError:
-    return invalid(
-        f"optimizer={optimizer!r} is not an optimizer.",
-        f"one of {sorted(_BY_NAME)}, a Keras optimizer, or a function that makes one.",
-        "pass keras.optimizers.Adam(0.01), for example.",
-    )
 
 
 # EstimatorSpec: the return value of a model function.

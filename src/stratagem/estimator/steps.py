@@ -19,7 +19,7 @@ import numpy as np
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.saving import CheckpointOptions, load_arrays, load_manifest
+from stratagem.checkpoint.saving import CheckpointOptions, CheckpointReader
 from stratagem.errors import invalid
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.spec import (
@@ -136,14 +136,14 @@ class VariableStore:
         return _name(path, number)
 
 
+@dataclasses.dataclass
 class _ModeVariables:
     """Variables of one mode and the requests that created them."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.requests: list[VariableRequest] = []
-        self.variables: list[Any] = []
-        self.is_complete = False
+    name: str
+    requests: list[VariableRequest] = dataclasses.field(default_factory=list[VariableRequest])
+    variables: list[Any] = dataclasses.field(default_factory=list[Any])
+    is_complete: bool = False
 
 
 class _CallVariables:
@@ -304,33 +304,34 @@ class ModelCheckpoints:
 
 def read_names(path: str) -> list[str]:
     """Returns the sorted names of a checkpoint's variables. Call on every process."""
-    return sorted(run_on_first("Estimator.get_variable_names", lambda: _entries(path)[2]))
-
-
-def _entries(path: str) -> tuple[dict[str, Any], str, list[str]]:
-    """Returns a checkpoint's manifest, the item that holds the variables, and their names."""
-    manifest = load_manifest(Path(path))
-    item = manifest["objects"][VARIABLES]["item"]
-    return manifest, item, [entry["path"] for entry in manifest["items"][item]]
+    return sorted(run_on_first("Estimator.get_variable_names", lambda: list(_entries(path)[1])))
 
 
 def read_values(path: str) -> dict[str, Any]:
     """Returns the values of a checkpoint's variables by name."""
-    manifest, item, _ = _entries(path)
-    return dict(load_arrays(Path(path), manifest, [item])[item])
+    reader, entries = _entries(path)
+    return {name: reader.get_tensor(entry) for name, entry in entries.items()}
 
 
 def read_variable(path: str, name: str) -> Any:
     """Returns the value of one variable in a checkpoint."""
-    manifest, item, names = _entries(path)
+    reader, entries = _entries(path)
     wanted = name.removesuffix(":0")
-    if wanted not in names:
+    if wanted not in entries:
         raise invalid(
             f"{path} contains no variable named {name!r}.",
-            f"one of {sorted(names)}.",
+            f"one of {sorted(entries)}.",
             "correct the name; get_variable_names() lists all names.",
         )
-    return load_arrays(Path(path), manifest, [item])[item][wanted]
+    return reader.get_tensor(entries[wanted])
+
+
+def _entries(path: str) -> tuple[CheckpointReader, dict[str, str]]:
+    """Returns a checkpoint's reader, and its name of each variable."""
+    reader = CheckpointReader(path)
+    of_variables = f"{VARIABLES}/"
+    names = [one for one in reader.get_variable_to_shape_map() if one.startswith(of_variables)]
+    return reader, {name.removeprefix(of_variables): name for name in names}
 
 
 # Steps of a model function.
@@ -342,15 +343,6 @@ def spec_hooks(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:
     groups["infer"] = spec.prediction_hooks
     groups["train"] = (*(spec.training_hooks or ()), *(spec.training_chief_hooks or ()))
     return tuple(groups[mode] or ())
-
-
-@dataclasses.dataclass(frozen=True)
-class _ModelCall:
-    """Result of one call of the model function."""
-
-    spec: EstimatorSpec
-    values: dict[str, Any]
-    extra: Any
 
 
 class ModelStep:
@@ -393,8 +385,8 @@ class ModelStep:
         features: object,
         labels: object,
         extra: Callable[[EstimatorSpec], Any] = lambda spec: None,
-    ) -> _ModelCall:
-        """Calls the model function once, then `extra` with its spec."""
+    ) -> tuple[dict[str, Any], Any]:
+        """Calls the model function once, then `extra` with its spec; returns values and extra."""
         with self.store.call(self.mode), naming_values() as named:
             spec = self._function(features, labels, self.mode)
             computed = extra(spec)
@@ -409,7 +401,7 @@ class ModelStep:
                 for one in tensors
             ],
         }
-        return _ModelCall(spec, values, computed)
+        return values, computed
 
 
 def reported(values: object) -> Any:
@@ -438,9 +430,10 @@ class PredictionStep(ModelStep):
     def step(self, features: object, labels: object) -> Any:
         """Returns this replica's predictions and values for hooks."""
         with step_mode(StepMode.MEAN):
-            call = self.call(features, None)
-            named = {key: call.values[key] for key in ("named", "held")}
-            return {**reported(named), "predictions": call.spec.predictions}
+            values, _ = self.call(features, None)
+            assert self.spec is not None
+            named = {key: values[key] for key in ("named", "held")}
+            return {**reported(named), "predictions": self.spec.predictions}
 
 
 def select_keys(predictions: object, keys: str | Sequence[str] | None) -> list[str] | None:
@@ -506,16 +499,17 @@ class EvaluationStep(ModelStep):
     def step(self, features: object, labels: object) -> Any:
         """Updates the metrics and returns values for hooks."""
         with step_mode(StepMode.MEAN):
-            call = self.call(features, labels, _record_loss)
-            metrics = dict(call.spec.eval_metric_ops or {})
+            values, loss = self.call(features, labels, _record_loss)
+            assert self.spec is not None
+            metrics = dict(self.spec.eval_metric_ops or {})
             if "loss" in metrics:
                 raise invalid(
                     'eval_metric_ops contains a metric named "loss".',
                     'any other name: "loss" is the average of the spec\'s loss.',
                     "rename the metric.",
                 )
-            self._metrics = {**metrics, "loss": call.extra}
-            return reported(call.values)
+            self._metrics = {**metrics, "loss": loss}
+            return reported(values)
 
     def reset(self) -> None:
         """Resets all metrics."""
@@ -676,10 +670,10 @@ class TrainingStep(ModelStep):
                 _build(ops, plan, self.strategy)
                 return ops
 
-            call = self.call(features, labels, build)
-            found.append(call.extra)
-            op = call.extra[group[0]]
-            return op.optimizer.scale_loss(jnp.reshape(op.loss, ())), call.values
+            values, ops = self.call(features, labels, build)
+            found.append(ops)
+            op = ops[group[0]]
+            return op.optimizer.scale_loss(jnp.reshape(op.loss, ())), values
 
         variables = plan.of_loss(group)
         (_, values), grads = value_and_grad(scaled_loss, variables, has_aux=True)

@@ -144,13 +144,6 @@ class _ServingExporter(Exporter):
 def _loss_smaller(
     best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
 ) -> bool:
-    for result in (best_eval_result, current_eval_result):
-        if not result or "loss" not in result:
-            raise invalid(
-                f"BestExporter cannot compare an evaluation without a loss: {result!r}.",
-                "a result with the key 'loss'.",
-                "pass BestExporter a compare_fn that compares another metric.",
-            )
     return bool(best_eval_result["loss"] > current_eval_result["loss"])
 
 
@@ -382,11 +375,14 @@ class EvalSpec:
 # Evaluation and export of new checkpoints.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+_Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckpointEvaluation:
     """Metrics and exports of one evaluated checkpoint."""
 
-    checkpoint_path: str
+    checkpoint_path: str | None
     metrics: Mapping[str, Any]
     exports: Sequence[str | None]
     is_final: bool
@@ -394,19 +390,23 @@ class CheckpointEvaluation:
 
 @dataclasses.dataclass
 class CheckpointEvaluator:
-    """Evaluates and exports each checkpoint once; `max_steps` of None means no limit."""
+    """Evaluates and exports each checkpoint once; `max_steps` of None means no limit.
+
+    `last` is the last evaluation, or None.
+    """
 
     estimator: Estimator
     eval_spec: EvalSpec
     max_steps: int | None
-    _done: str | None = dataclasses.field(default=None, init=False)
+    last: CheckpointEvaluation | None = dataclasses.field(default=None, init=False)
+    done: str | None = dataclasses.field(default=None, init=False)
 
     def find_new(self) -> str | None:
         """Returns the latest checkpoint if it has not been evaluated yet, else None."""
         path = self.estimator.latest_checkpoint()
-        return None if path == self._done else path
+        return None if path == self.done else path
 
-    def evaluate(self, checkpoint_path: str) -> CheckpointEvaluation:
+    def evaluate(self, checkpoint_path: str | None) -> None:
         """Evaluates a checkpoint and runs the exporters."""
         metrics = self.estimator.evaluate(
             self.eval_spec.input_fn,
@@ -427,21 +427,13 @@ class CheckpointEvaluator:
             )
             for exporter in exporters
         ]
-        self._done = checkpoint_path
-        return CheckpointEvaluation(
-            checkpoint_path=checkpoint_path, metrics=metrics, exports=exports, is_final=is_final
-        )
+        self.done = checkpoint_path
+        self.last = CheckpointEvaluation(checkpoint_path, metrics, exports, is_final)
 
-    def evaluate_unless_removed(self, checkpoint_path: str) -> CheckpointEvaluation | None:
-        """Like `evaluate`, but returns None if training removed the checkpoint first."""
-        try:
-            return self.evaluate(checkpoint_path)
-        except (OSError, LookupError, ValueError):
-            if Path(checkpoint_path).exists():
-                raise
-            _logger.warning("%s was removed before it was evaluated.", checkpoint_path)
-            self._done = checkpoint_path
-            return None
+    @property
+    def results(self) -> _Results:
+        """Results of `train_and_evaluate`."""
+        return (None, None) if self.last is None else (self.last.metrics, self.last.exports)
 
 
 class EvaluationListener(CheckpointSaverListener):
@@ -457,7 +449,6 @@ class EvaluationListener(CheckpointSaverListener):
         self._evaluator = evaluator
         self._timer = SecondOrStepTimer(every_secs=throttle_secs, clock=clock)
         self._is_first = True
-        self.last: CheckpointEvaluation | None = None
 
     def begin(self) -> None:
         """Resets the timer."""
@@ -468,7 +459,10 @@ class EvaluationListener(CheckpointSaverListener):
         """Evaluates the checkpoint if the interval has passed."""
         if self._is_first:  # saved before the first step
             self._is_first = False
-        elif self._is_due(global_step_value):
+            return
+        is_due = self._timer.should_trigger_for_step(global_step_value)
+        # The first process decides, since all of them evaluate together.
+        if host.broadcast_object(is_due, name="whether to evaluate the checkpoint"):
             self._evaluate(global_step_value)
         else:
             _logger.info(
@@ -480,23 +474,10 @@ class EvaluationListener(CheckpointSaverListener):
         if global_step_value != self._timer.last_triggered_step():
             self._evaluate(global_step_value)
 
-    def _is_due(self, step: int) -> bool:
-        """Returns the first process's decision, since all processes evaluate together."""
-        is_due = self._timer.should_trigger_for_step(step)
-        return host.broadcast_object(is_due, name="whether to evaluate the checkpoint")
-
     def _evaluate(self, step: int) -> None:
         self._timer.update_last_triggered_step(step)
-        path = self._evaluator.find_new()
-        if path is None:
-            raise RuntimeError(
-                explain(
-                    f"The checkpoint of step {step} is missing.",
-                    expected="the checkpoint just saved in the Estimator's folder.",
-                    fix="check whether another program removes checkpoints from the folder.",
-                )
-            )
-        self.last = self._evaluator.evaluate(path)
+        # Without a path the Estimator says that its folder has no checkpoint.
+        self._evaluator.evaluate(self._evaluator.find_new())
 
 
 # Evaluator task: evaluates checkpoints of a training run in other processes.
@@ -507,69 +488,59 @@ _LOG_EVERY_S = 600.0
 _FIRST_LOG_S = 30.0
 
 
-def run_evaluator(
-    estimator: Estimator,
-    train_spec: TrainSpec,
-    eval_spec: EvalSpec,
-    *,
-    timeout_s: float | None = None,
-) -> CheckpointEvaluation | None:
+@dataclasses.dataclass
+class EvaluatorLoop:
     """Evaluates and exports each new checkpoint until one reaches `max_steps`.
 
     Launchers send SIGTERM to the evaluator when training ends. It then finishes the current
-    evaluation, evaluates the newest checkpoint and returns. Returns the last evaluation, or None.
-    `timeout_s` limits the wait for each checkpoint; None for `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+    evaluation, and evaluates the newest checkpoint. `timeout_s` limits the wait for each one.
 
     Source: tensorflow/estimator training.py, _start_continuous_evaluation.
     """
-    limit_s = settings.read("checkpoint_timeout_s") if timeout_s is None else timeout_s
-    evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
-    with StopNotice() as stop_signal:
-        return EvaluatorLoop(
-            evaluator, estimator.model_dir, eval_spec, timeout_s=limit_s, stop_signal=stop_signal
-        ).run()
-
-
-@dataclasses.dataclass
-class EvaluatorLoop:
-    """Loop that waits for checkpoints and evaluates them."""
 
     evaluator: CheckpointEvaluator
-    model_dir: str
-    eval_spec: EvalSpec
-    _: dataclasses.KW_ONLY
     timeout_s: float
     stop_signal: StopNotice
     clock: Clock = time.monotonic
-    _last: CheckpointEvaluation | None = dataclasses.field(default=None, init=False)
 
-    def run(self) -> CheckpointEvaluation | None:
-        """Evaluates until training ends; returns the last evaluation, or None."""
-        self._pause(self.eval_spec.start_delay_secs)
+    def run(self) -> None:
+        """Evaluates until training ends."""
+        evaluator = self.evaluator
+        self._pause(evaluator.eval_spec.start_delay_secs)
         while True:
             # Read first: no checkpoint is written after the signal.
             is_over = self.stop_signal.is_given
-            path = self._wait_for_checkpoint() if not is_over else self.evaluator.find_new()
+            path = self._wait_for_checkpoint() if not is_over else evaluator.find_new()
             started_at_s = self.clock()
             if path is not None:
-                self._last = self.evaluator.evaluate_unless_removed(path) or self._last
-            if is_over or (self._last is not None and self._last.is_final):
-                return self._last
-            self._pause(self.eval_spec.throttle_secs - (self.clock() - started_at_s))
+                self._evaluate(path)
+            if is_over or (evaluator.last is not None and evaluator.last.is_final):
+                return
+            self._pause(evaluator.eval_spec.throttle_secs - (self.clock() - started_at_s))
+
+    def _evaluate(self, checkpoint_path: str) -> None:
+        try:
+            self.evaluator.evaluate(checkpoint_path)
+        except (OSError, LookupError, ValueError):
+            if Path(checkpoint_path).exists():
+                raise
+            _logger.warning("%s was removed before it was evaluated.", checkpoint_path)
+            self.evaluator.done = checkpoint_path
 
     def _wait_for_checkpoint(self) -> str | None:
         """Returns the next checkpoint, or None if the stop signal arrives first."""
         began_s, logged_at_s = self.clock(), self.clock() - _LOG_EVERY_S + _FIRST_LOG_S
+        folder, evaluated = self.evaluator.estimator.model_dir, self.evaluator.last
         while not self.stop_signal.is_given:
             path = self.evaluator.find_new()
             if path is not None:
                 return path
             now_s = self.clock()
             if now_s - began_s >= self.timeout_s:
-                last = "none" if self._last is None else self._last.checkpoint_path
+                last = "none" if evaluated is None else evaluated.checkpoint_path
                 raise DeadlineExceededError(
                     explain(
-                        f"The evaluator found no new checkpoint in {self.model_dir} for "
+                        f"The evaluator found no new checkpoint in {folder} for "
                         f"{now_s - began_s:.0f} s (last evaluated: {last}).",
                         expected=f"a new one every {self.timeout_s:g} s until max_steps is "
                         "reached.",
@@ -582,7 +553,7 @@ class EvaluatorLoop:
                 logged_at_s = now_s
                 _logger.warning(
                     "No new checkpoint in %s for %.0f s; waiting up to %g s.",
-                    self.model_dir,
+                    folder,
                     now_s - began_s,
                     self.timeout_s,
                 )
@@ -593,9 +564,6 @@ class EvaluatorLoop:
         until_s = self.clock() + seconds
         while not self.stop_signal.is_given and self.clock() < until_s:
             self.stop_signal.wait(until_s - self.clock())
-
-
-_Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
 
 
 def train_and_evaluate(
@@ -640,7 +608,11 @@ def train_and_evaluate(
     if remote_cluster_of(estimator.config) is not None:
         return run_remotely(estimator, _run_remote_task, (train_spec, eval_spec))
     if estimator.config.task_type == "evaluator":
-        return _results(run_evaluator(estimator, train_spec, eval_spec))
+        evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
+        with StopNotice() as notice:
+            limit_s = settings.read("checkpoint_timeout_s")
+            EvaluatorLoop(evaluator, limit_s, notice).run()
+        return evaluator.results
     if estimator.config.task_type == "ps":
         run_standard_server().join()
         return None, None
@@ -684,7 +656,7 @@ def _run_in_one_process(
     evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
     listener = EvaluationListener(evaluator, eval_spec.throttle_secs)
     _train(estimator, train_spec, [*(train_spec.saving_listeners or ()), listener])
-    return _results(listener.last)
+    return evaluator.results
 
 
 def _train(estimator: Estimator, spec: TrainSpec, listeners: Sequence[Any]) -> None:
@@ -694,7 +666,3 @@ def _train(estimator: Estimator, spec: TrainSpec, listeners: Sequence[Any]) -> N
         max_steps=spec.max_steps,
         saving_listeners=list(listeners),
     )
-
-
-def _results(evaluation: CheckpointEvaluation | None) -> _Results:
-    return (None, None) if evaluation is None else (evaluation.metrics, evaluation.exports)

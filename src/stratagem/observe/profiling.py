@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stratagem.errors import explain, invalid
+from stratagem.observe.hlo import computations_of
 
 __all__ = ["PARTS", "ProfileSummary", "ProfiledOperation", "read_profile"]
 
@@ -44,11 +45,6 @@ END = "stratagem end"
 #
 # What a step does every few steps only has a scope that says so.
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (?:\(.*?\)|\S+) ([a-z][\w-]*)\(")
-_CALLED = re.compile(r"calls=%([\w.-]+)")
-_SCOPE = re.compile(r'op_name="([^"]*)"')
-_PERIOD = re.compile(r"\bsynchronized_every_(\d+)_steps\b")
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTIONS = {"jit", "pjit", "pmap"}
 # Scopes that JAX adds for its own transformations, and our shape of a step.
@@ -70,17 +66,6 @@ _STRUCTURE = {
 def every_steps(period: int) -> AbstractContextManager[object]:
     """Returns a scope for operations of one in `period` steps."""
     return jax.named_scope(f"synchronized_every_{period}_steps")
-
-
-def period_of(text: str) -> int:
-    """Returns how many steps there are to one that does what an instruction says.
-
-    Example:
-        >>> period_of('op_name="jit(step)/synchronized_every_50_steps/cond"'), period_of("ROOT %a")
-        (50, 1)
-    """
-    found = _PERIOD.search(text)
-    return int(found[1]) if found else 1
 
 
 def layer_of(scope: str) -> tuple[str, str]:
@@ -108,23 +93,18 @@ def layer_of(scope: str) -> tuple[str, str]:
 
 def instructions_of(text: str) -> dict[str, tuple[str, str]]:
     """Returns the kind of operation and the scope of each instruction of a compiled program."""
+    computations, _ = computations_of(text)
+    inside = {
+        name: Counter(one.scope for one in body.values() if "/" in one.scope)
+        for name, body in computations.items()
+    }
     found: dict[str, tuple[str, str]] = {}
-    inside: dict[str, Counter[str]] = {}
-    calls: dict[str, str] = {}
-    current: Counter[str] = Counter()
-    for line in text.splitlines():
-        if begin := _COMPUTATION.match(line):
-            current = inside.setdefault(begin[1], Counter())
-        elif instruction := _INSTRUCTION.match(line):
-            scope = _SCOPE.search(line)
-            found[instruction[1]] = (instruction[2], scope[1] if scope else "")
-            if scope and "/" in scope[1]:
-                current[scope[1]] += 1
-            if not scope and (called := _CALLED.search(line)):
-                calls[instruction[1]] = called[1]
-    for name, computation in calls.items():  # a fusion without a scope of its own
-        if common := inside.get(computation, Counter()).most_common(1):
-            found[name] = (found[name][0], common[0][0])
+    for one in (one for body in computations.values() for one in body.values()):
+        scope = one.scope
+        if not scope and "calls=" in one.line:  # a fusion has the most common scope inside
+            common = inside.get(one.called[0], Counter()).most_common(1)
+            scope = common[0][0] if common else ""
+        found[one.name] = one.operation, scope
     return found
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from stratagem.planning.schedule import Reduction
-from stratagem.planning.step_time import Assumptions, message_s, operations_s
+from stratagem.planning.step_time import BACKWARD_SHARE, Assumptions, message_s, operations_s
 from stratagem.planning.targets import Target
 from stratagem.planning.traced_costs import TracedCosts
 from stratagem.variables.placement import is_worth_sharding
@@ -124,23 +124,20 @@ def list_candidates(
         if target.num_devices % size or global_batch % num_replicas:
             continue
         shardings: list[tuple[str | None, int]] = [(None, 1)]
-        shardings += itertools.product(("optimizer", "all"), _shard_sizes(num_replicas))
+        shards = [size for size in range(2, num_replicas + 1) if num_replicas % size == 0]
+        shardings += itertools.product(("optimizer", "all"), shards)
         found += [
             PlanCandidate(
                 strategy=strategy,
                 num_replicas=num_replicas,
                 devices_per_replica=size,
-                shard_size=shards,
+                shard_size=shard_size,
                 shard_state=shard_state,
                 form=form,
             )
-            for shard_state, shards in shardings
+            for shard_state, shard_size in shardings
         ]
     return found
-
-
-def _shard_sizes(num_replicas: int) -> list[int]:
-    return [size for size in range(2, num_replicas + 1) if num_replicas % size == 0]
 
 
 # Estimated memory and time of a candidate, by arithmetic on a traced step.
@@ -160,7 +157,6 @@ HOST_BYTES_PER_S: Mapping[str, float] = {
     **dict.fromkeys(("A100", "L4", "v6e"), 32e9),
     **dict.fromkeys(("v4", "v5e", "v5p"), 16e9),
 }
-_BACKWARD_SHARE = 2 / 3
 _FLOAT32_BYTES = 4
 
 
@@ -396,7 +392,7 @@ def _sent(
         bare_s += within.seconds(
             "all-reduce", parts.examples * parts.costs.summed_bytes, 4 * work.num_blocks
         )
-    backward_s = _BACKWARD_SHARE * computing_s
+    backward_s = BACKWARD_SHARE * computing_s
     waits_s = max(behind_s - backward_s, 0) + max(forward_s - (computing_s - backward_s), 0)
     # The first block waits for its weights, and the last sum for nothing else to do.
     ends_s = (behind_s + forward_s) / max(work.num_blocks, 1)

@@ -67,37 +67,7 @@ def capture_script(
 
     Source: specific to Stratagem.
     """
-    planning = planning_for(target.topology, shard_state, MirroredStrategy, shard_size)
-    with _as_main_program(path := _existing_file(script), arguments), planning:
-        return _first_step(path, shard_state)
-
-
-def _first_step(path: Path, shard_state: str | None) -> CapturedStep:
-    how = "ended"
-    try:
-        step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
-        if step is not None:
-            _check_shard_state(step, shard_state)
-            return step
-    except SystemExit as end:
-        how = f"exited with {end.code!r}"
-    raise _no_step_error(path, how)
-
-
-def _no_step_error(path: Path, how: str) -> RuntimeError:
-    return RuntimeError(
-        explain(
-            f"{path} {how} before it trained.",
-            expected="a compiled step of fit, train_on_batch or strategy.run that changes a "
-            "trainable variable.",
-            fix="append the arguments with which the script trains.",
-            code="SG802",
-        )
-    )
-
-
-def _existing_file(script: str | os.PathLike[str]) -> Path:
-    path = Path(script)
+    path, how = Path(script), "ended"
     if not path.is_file():
         raise FileNotFoundError(
             explain(
@@ -106,10 +76,23 @@ def _existing_file(script: str | os.PathLike[str]) -> Path:
                 fix="give a path relative to the current directory.",
             )
         )
-    return path
-
-
-def _check_shard_state(step: CapturedStep, shard_state: str | None) -> None:
+    planning = planning_for(target.topology, shard_state, MirroredStrategy, shard_size)
+    step = None
+    with _as_main_program(path, arguments), planning:
+        try:
+            step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
+        except SystemExit as end:
+            how = f"exited with {end.code!r}"
+    if step is None:
+        raise RuntimeError(
+            explain(
+                f"{path} {how} before it trained.",
+                expected="a compiled step of fit, train_on_batch or strategy.run that changes a "
+                "trainable variable.",
+                fix="append the arguments with which the script trains.",
+                code="SG802",
+            )
+        )
     strategy = step.strategy
     is_shared = isinstance(strategy.placement, ShardedState) or strategy.num_replicas_in_sync == 1
     if shard_state is not None and not is_shared:
@@ -120,6 +103,7 @@ def _check_shard_state(step: CapturedStep, shard_state: str | None) -> None:
             "TPUStrategy or no strategy.",
             fix="omit shard_state.",
         )
+    return step
 
 
 @contextlib.contextmanager
@@ -171,22 +155,6 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
     Source: specific to Stratagem.
     """
     replicas = step.strategy.num_replicas_in_sync
-    old = _checked_size(step, global_batch)
-    size = global_batch // replicas
-    several = replicas > 1
-    leaves = tuple(_resize(leaf, old, size, several=several) for leaf in step.arguments.leaves)
-    split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
-    arguments = Arguments(
-        step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
-    )
-    return dataclasses.replace(
-        step, arguments=arguments, trace=step.retrace(arguments, step.strategy.topology)
-    )
-
-
-def _checked_size(step: CapturedStep, global_batch: int) -> int:
-    """Returns the present batch size of a replica, if the new one can be split."""
-    replicas = step.strategy.num_replicas_in_sync
     old = step.arguments.batch.size
     if global_batch < 1 or global_batch % replicas:
         raise invalid(
@@ -201,11 +169,19 @@ def _checked_size(step: CapturedStep, global_batch: int) -> int:
             expected="a step with batched arguments.",
             fix="omit the global batch.",
         )
-    return old
+    size = global_batch // replicas
+    axis = int(replicas > 1)  # with several replicas, the first axis is theirs
+    leaves = tuple(_resize(leaf, old, size, axis) for leaf in step.arguments.leaves)
+    split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
+    arguments = Arguments(
+        step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
+    )
+    return dataclasses.replace(
+        step, arguments=arguments, trace=step.retrace(arguments, step.strategy.topology)
+    )
 
 
-def _resize(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:
-    axis = 1 if several else 0
+def _resize(leaf: Leaf, old: int, new: int, axis: int) -> Leaf:
     if not leaf.split or leaf.shape is None or leaf.shape[axis : axis + 1] != (old,):
         return leaf
     shape = (*leaf.shape[:axis], new, *leaf.shape[axis + 1 :])

@@ -162,8 +162,7 @@ def show_search(found: PlanSearch, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(Text(found.headline), style="bold")
     console.print(_table(found))
-    for line in _lines(found):
-        console.print(Text(line), soft_wrap=True)
+    console.print(*map(Text, _lines(found)), sep="\n", soft_wrap=True)
 
 
 def _table(found: PlanSearch) -> Table:

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
-import pickle
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,14 +11,13 @@ from jax.experimental import topologies
 
 from stratagem import environment
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.devices.private import more_cpu_devices
 from stratagem.execution.programs.steps import StepProgram
 from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.planning.memory import CompilerMemory, device_bytes, step_programs
 from stratagem.planning.schedule import Schedule
 from stratagem.planning.targets import Target
 
-_TIMEOUT_S = 1800
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # Modules of which one is enough, and what installs it.
 _PLUGINS = {
@@ -153,17 +146,20 @@ def compile_step(step: CapturedStep, target: Target) -> CompiledStep:
         )
         return _compile_for_cpu(step, target, note)
     try:
-        return _compile_for(step, target)
+        return _compile_on(step, devices_of(target), target.accelerator.platform)
     except jax.errors.JaxRuntimeError as error:
         if _OUT_OF_MEMORY in str(error):
-            return _compile_rejected_step(step, target, str(error))
+            lines = [line.strip() for line in str(error).splitlines()]
+            reason = next((one for one in lines if one.startswith("Used")), lines[0])[:200]
+            note = (
+                f"The compiler for {platform.upper()} rejects the step because it does not fit "
+                f"({reason}). The sizes are those of the CPU program."
+            )
+            compiled = _compile_for_cpu(step, target, note)
+            return dataclasses.replace(compiled, is_refused=True)
         reason = str(error).strip().splitlines()[0][:200]
     note = f"Compiled for CPU: the compiler for {platform.upper()} failed ({reason})."
     return _compile_for_cpu(step, target, note)
-
-
-def _compile_for(step: CapturedStep, target: Target) -> CompiledStep:
-    return _compile_on(step, devices_of(target), target.accelerator.platform)
 
 
 def _compile_on(step: CapturedStep, devices: tuple[Any, ...], compiler: str) -> CompiledStep:
@@ -177,19 +173,15 @@ def _compile_program(program: StepProgram) -> CompiledProgram:
     text = compiled.as_text()
     # The GPU compiler does not report it.
     accessed_bytes = costs.get("bytes accessed") or Schedule(text).accessed_bytes()
-    memory = CompilerMemory.of(compiled.memory_analysis(), **_known_bytes(program))
+    memory = CompilerMemory.of(
+        compiled.memory_analysis(),
+        lasting_bytes=sum(map(device_bytes, program.lasting)),
+        brought_bytes=sum(map(device_bytes, program.brought)),
+        put_back_bytes=sum(map(device_bytes, program.put_back)),
+    )
     return CompiledProgram(
         program.name, memory, float(accessed_bytes), text, program.is_of_replicas
     )
-
-
-def _known_bytes(program: StepProgram) -> dict[str, int]:
-    """Sizes of a program's arguments that are known without its compiler."""
-    return {
-        "lasting_bytes": sum(map(device_bytes, program.lasting)),
-        "brought_bytes": sum(map(device_bytes, program.brought)),
-        "put_back_bytes": sum(map(device_bytes, program.put_back)),
-    }
 
 
 def _group_like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
@@ -245,70 +237,9 @@ def devices_of(target: Target) -> tuple[Any, ...]:
     return tuple(description.devices)
 
 
-def _compile_rejected_step(step: CapturedStep, target: Target, message: str) -> CompiledStep:
-    lines = [line.strip() for line in message.splitlines() if line.strip().startswith("Used")]
-    reason = (lines or message.splitlines())[0][:200]
-    note = (
-        f"The compiler for {target.accelerator.platform.upper()} rejects the step because it does "
-        f"not fit ({reason}). The sizes are those of the CPU program."
-    )
-    return dataclasses.replace(_compile_for_cpu(step, target, note), is_refused=True)
-
-
 def _compile_for_cpu(step: CapturedStep, target: Target, note: str) -> CompiledStep:
-    cpu_devices = jax.local_devices(backend="cpu")
-    if len(cpu_devices) >= target.num_devices:
-        compiled = _compile_on(step, tuple(cpu_devices[: target.num_devices]), "cpu")
-        return dataclasses.replace(compiled, notes=(note,))
-    with tempfile.TemporaryDirectory(prefix="stratagem-plan-") as folder:
-        programs = _compile_in_subprocess(step, Path(folder))
-    return CompiledStep("cpu", programs, (note,))
-
-
-def _compile_in_subprocess(step: CapturedStep, folder: Path) -> tuple[CompiledProgram, ...]:
-    """Compiles in a subprocess, since this one was started with too few CPU devices."""
-    topology: Topology = step.strategy.topology
-    source, result = folder / "step", folder / "report.json"
-    with step_programs(step, topology, is_retraced=False) as programs:
-        device_programs = [one for one in programs if one.is_of_replicas]
-        # Serializing the gradient, too, would need another library.
-        exported = [
-            dataclasses.replace(
-                jax.export.export(one.function, platforms=("cpu",))(*one.shapes), _get_vjp=None
-            )
-            for one in device_programs
-        ]
-        host_programs = [_compile_program(one) for one in programs if not one.is_of_replicas]
-        donated = [one.num_donated for one in device_programs]
-        known = [(one.name, _known_bytes(one)) for one in device_programs]
-    axes = list(topology.mesh.shape.items())
-    source.write_bytes(pickle.dumps((axes, list(zip(exported, donated, strict=True)))))
-    script = Path(__file__).with_name("cpu_compiler.py")
-    completed = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-P", script, source, result],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-        env=environment.snapshot() | {"JAX_PLATFORMS": "cpu"},
-    )
-    if completed.returncode:
-        last = " ".join(completed.stderr.strip().splitlines()[-3:])
-        raise RuntimeError(
-            explain(
-                f"The CPU compiler exited with code {completed.returncode}: {last[:500]}",
-                expected="a step that it can compile for this number of devices.",
-                fix="check its message, or try a smaller target.",
-            )
-        )
-    found = zip(known, json.loads(result.read_text()), strict=True)
-    compiled = [
-        CompiledProgram(
-            name,
-            CompilerMemory(**report["memory"], **known_bytes).without_host(),
-            report["accessed_bytes"],
-            report["text"],
-        )
-        for (name, known_bytes), report in found
-    ]
-    return (*compiled, *host_programs)
+    devices = tuple(jax.local_devices(backend="cpu"))
+    if len(devices) < target.num_devices:  # JAX fixes their number when it starts
+        devices = more_cpu_devices(target.num_devices)
+    compiled = _compile_on(step, devices[: target.num_devices], "cpu")
+    return dataclasses.replace(compiled, notes=(note,))

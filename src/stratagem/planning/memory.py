@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,31 +24,22 @@ from stratagem.variables.registry import VariableKind, home_of
 
 
 @contextlib.contextmanager
-def step_programs(
-    step: CapturedStep, topology: Topology, *, is_retraced: bool = True
-) -> Generator[list[StepProgram]]:
+def step_programs(step: CapturedStep, topology: Topology) -> Generator[list[StepProgram]]:
     """Yields the programs of a step in execution order; lower them inside the context.
 
-    `topology` has as many devices as the step was traced for. With `is_retraced`, traces the step
-    again, since these are different devices.
+    `topology` has as many devices as the step was traced for. Sharded variables are on it within
+    the context.
     """
-    with _moved_to(variables_of(step.trace), topology):
-        # A trace is specific to its kind of devices.
-        trace = step.retrace(step.arguments, topology) if is_retraced else step.trace
-        yield program_of(trace, topology, "step").programs(step.arguments)
-
-
-@contextlib.contextmanager
-def _moved_to(variables: Iterable[Any], topology: Topology) -> Generator[None]:
-    """Temporarily moves sharded variables to another topology."""
     moved: list[tuple[Any, Any]] = []
     try:
-        for variable in variables:
+        for variable in variables_of(step.trace):
             store = store_of(variable)
             if isinstance(store, ShardedStore):
                 moved.append((variable, store))
                 variable.store = dataclasses.replace(store, topology=topology)
-        yield
+        # A trace is specific to its kind of devices.
+        trace = step.retrace(step.arguments, topology)
+        yield program_of(trace, topology, "step").programs(step.arguments)
     finally:
         for variable, store in moved:
             variable.store = store
@@ -70,17 +61,7 @@ def is_held_by_host(store: Store | None) -> bool:
     return store is not None and (store.is_pinned or not store.is_on_replicas)
 
 
-class VariableLike(Protocol):
-    """A variable, of Keras or of a plan."""
-
-    @property
-    def shape(self) -> Any: ...  # noqa: D102
-
-    @property
-    def dtype(self) -> Any: ...  # noqa: D102
-
-
-def held_bytes(variable: VariableLike, topology: Topology, store: Store | None = None) -> int:
+def held_bytes(variable: Any, topology: Topology, store: Store | None = None) -> int:
     """Returns the bytes that one device stores for a variable between steps."""
     shape = tuple(variable.shape)
     home = home_of(variable)
@@ -91,17 +72,6 @@ def held_bytes(variable: VariableLike, topology: Topology, store: Store | None =
     elif home is not None and home.kind is not VariableKind.ON_READ:  # one component per replica
         shape = stored_sharding(variable, topology).shard_shape(shape)
     return math.prod(shape) * jax.numpy.dtype(variable.dtype).itemsize
-
-
-class _MemoryAnalysis(Protocol):
-    """Result of `compiled.memory_analysis()`."""
-
-    argument_size_in_bytes: int
-    output_size_in_bytes: int
-    alias_size_in_bytes: int
-    temp_size_in_bytes: int
-    generated_code_size_in_bytes: int
-    host_argument_size_in_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +109,7 @@ class CompilerMemory:
     @classmethod
     def of(
         cls,
-        analysis: _MemoryAnalysis,
+        analysis: Any,
         lasting_bytes: int,
         brought_bytes: int = 0,
         put_back_bytes: int = 0,
@@ -276,6 +246,8 @@ def plan_memory(
     others = sum(size for v, size in sizes if not v.trainable and id(v) not in slots)
     others += sum(np.asarray(constant).nbytes for constant in step.trace.constants)
     batch = _batch_bytes(step)
+    on_host = [v for v in variables_of(step.trace) if is_held_by_host(store_of(v))]
+    passing = max((one.passing_bytes for one in host_programs), default=0)
     return MemoryPlan(
         parameters_bytes=sum(size for v, size in sizes if v.trainable and id(v) not in slots),
         optimizer_bytes=sum(size for v, size in sizes if id(v) in slots),
@@ -285,24 +257,19 @@ def plan_memory(
         temporary_bytes=max(one.passing_bytes for one in compiled),
         gradients_bytes=sum(held_bytes(v, topology) for v in step.trace.written if v.trainable),
         code_bytes=sum(one.code_bytes for one in compiled),
-        host_bytes=_host_state_bytes(step)
-        + max((one.passing_bytes for one in host_programs), default=0),
+        host_bytes=sum(_whole_bytes(v) * _host_copies(v, topology) for v in on_host) + passing,
         pool_bytes=accelerator.pool_bytes,
         device_bytes=accelerator.memory_bytes,
     )
 
 
-def _host_state_bytes(step: CapturedStep) -> int:
-    return sum(
-        _host_copies(v, step) * math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize
-        for v in variables_of(step.trace)
-        if is_held_by_host(store_of(v))
-    )
+def _whole_bytes(array: Any) -> int:
+    return math.prod(array.shape) * jax.numpy.dtype(array.dtype).itemsize
 
 
-def _host_copies(variable: VariableLike, step: CapturedStep) -> int:
+def _host_copies(variable: Any, topology: Topology) -> int:
     """Returns the number of copies in host memory: one, or one per device that has no shard."""
-    store, topology = store_of(variable), step.strategy.topology
+    store = store_of(variable)
     if not isinstance(store, ShardedStore):
         return 1
     is_offloaded = store.sharded_axis(tuple(variable.shape)) is not None
@@ -333,9 +300,8 @@ def _is_shardable(variable: object) -> bool:
 
 def _batch_bytes(step: CapturedStep) -> int:
     replicas = step.strategy.num_replicas_in_sync
-    total = 0
-    for leaf in step.arguments.leaves:
-        if leaf.shape is not None:
-            size = math.prod(leaf.shape) * jax.numpy.dtype(leaf.dtype).itemsize
-            total += size // replicas if leaf.split else size
-    return total
+    return sum(
+        _whole_bytes(leaf) // (replicas if leaf.split else 1)
+        for leaf in step.arguments.leaves
+        if leaf.shape is not None
+    )

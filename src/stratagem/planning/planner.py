@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -19,10 +19,10 @@ from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
 from stratagem.keras.training.planned_models import as_planned, is_model, training_step
-from stratagem.planning.compilers import CompiledStep, compile_step
-from stratagem.planning.memory import MemoryPlan, plan_memory, shared_state_bytes
+from stratagem.planning.compilers import compile_step
+from stratagem.planning.memory import plan_memory, shared_state_bytes
 from stratagem.planning.result import Plan
-from stratagem.planning.schedule import OperationCost, Reduction, Schedule, operation_costs
+from stratagem.planning.schedule import Schedule
 from stratagem.planning.step_time import Assumptions, compute_s, operations_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.traced_costs import product_flops
@@ -61,7 +61,10 @@ def used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]
             f"Replicas synchronize every {method.least_period} steps. "
             "Communication is a step's mean."
         )
-    if _has_central_storage(step.strategy) and target.num_hosts > 1:
+    placement = step.strategy.placement
+    rules = placement.placement.values() if isinstance(placement, PlacementRules) else ()
+    is_central = "central" in rules or isinstance(placement, UniformPlacement)
+    if is_central and target.num_hosts > 1:
         notes.append(
             "Central storage needs a process that has all devices, but each of the "
             f'{target.num_hosts} hosts has one of its own. Place variables "sharded" or '
@@ -73,13 +76,6 @@ def used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]
             "Products that are not sharded run on every device in full."
         )
     return target, notes
-
-
-def _has_central_storage(strategy: Strategy) -> bool:
-    placement = strategy.placement
-    if isinstance(placement, PlacementRules):
-        return "central" in placement.placement.values()
-    return isinstance(placement, UniformPlacement)
 
 
 # Strategies on abstract devices, modeled on an existing strategy.
@@ -191,7 +187,14 @@ def arrays_of(batch: Any) -> Any:
                 fix="pass batch=(images, labels).",
             )
         )
-    return jax.tree.map(_array_or_placeholder, batch)
+    return jax.tree.map(
+        lambda leaf: (
+            placeholder(leaf.shape, leaf.dtype)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else np.asarray(leaf)
+        ),
+        batch,
+    )
 
 
 def _default_strategy(model_or_step: Any) -> Strategy | None:
@@ -298,44 +301,54 @@ def plan_step(
     Source: specific to Stratagem.
     """
     target, more_notes = used_machine(step, target)
-    _check_rules(step)
-    _check_local_copies(step)
+    _check_variables(step)
     compiled = compile_step(step, target)
-    all_notes = (*notes, *more_notes, *compiled.notes)
-    return _plan_of(step, target, compiled, title, all_notes, assumptions or Assumptions())
-
-
-def _plan_of(
-    step: CapturedStep,
-    target: Target,
-    compiled: CompiledStep,
-    title: str,
-    notes: tuple[str, ...],
-    assumed: Assumptions,
-) -> Plan:
+    is_own = compiled.compiler != "cpu"
+    assumed = assumptions or Assumptions()
+    topology = step.strategy.topology
     schedules = [Schedule(program.text) for program in compiled.device_programs]
-    reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
-    flops = _flops(step)
+    reductions = [one for schedule in schedules for one in schedule.reductions()]
+    if not is_own:  # a CPU runs it in order on one thread, without overlap
+        reductions = [dataclasses.replace(one, behind=()) for one in reductions]
+    # The devices of a replica split its products.
+    size = topology.num_logical_devices
+    flops = {key: count / size for key, count in product_flops(step.trace.jaxpr).items()}
     products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
-    costs = [cost for schedule in schedules for cost in operation_costs(schedule)]
-    num_launches = _num_launches(costs, compiled, target)
+    computing_s, num_launches = products_s, 0
+    if is_own:  # a CPU program fuses less: its operations say nothing about the accelerator
+        costs = [cost for schedule in schedules for cost in schedule.operations()]
+        counted_bytes = sum(one.times * one.num_bytes for one in costs)
+        scale = compiled.accessed_bytes / counted_bytes if counted_bytes else 1.0
+        # A kernel of unknown shape has no products in `costs`, but those of the step are known.
+        computing_s = max(products_s, operations_s(costs, target, assumed, scale))
+        if target.accelerator.platform == "gpu":  # TPUs read their program themselves
+            num_launches = round(sum(one.times for one in costs))
+    if target.num_devices == 1:
+        reductions = []
+    placement, batch = step.strategy.placement, step.arguments.batch
+    num_examples = (batch.size or 0) * step.strategy.num_replicas_in_sync
     return Plan(
         target=target,
         title=title,
         compiler=compiled.compiler,
         is_refused=compiled.is_refused,
         num_parameters=sum(math.prod(one.shape) for one in step.trace.written if one.trainable),
-        global_batch=_num_examples(step),
-        num_replicas=step.strategy.topology.num_replicas,
-        shard_state=_shard_state(step),
+        global_batch=num_examples if batch.lengths is None else sum(batch.lengths),
+        num_replicas=topology.num_replicas,
+        shard_state=placement.shard_state if isinstance(placement, ShardedState) else None,
         shared_state_bytes=shared_state_bytes(step),
         from_host_bytes=compiled.from_host_bytes,
         to_host_bytes=compiled.to_host_bytes,
         brought_bytes=compiled.brought_bytes,
         put_back_bytes=compiled.put_back_bytes,
-        memory=_memory(step, compiled, target),
+        memory=plan_memory(
+            step,
+            [program.memory for program in compiled.device_programs],
+            [program.memory for program in compiled.host_programs],
+            target.accelerator,
+        ),
         reductions=tuple(reductions),
-        is_scheduled=compiled.compiler != "cpu" and all(one.is_scheduled for one in schedules),
+        is_scheduled=is_own and all(one.is_scheduled for one in schedules),
         flops=flops,
         accessed_bytes=compiled.accessed_bytes,
         products_s=products_s,
@@ -343,61 +356,23 @@ def _plan_of(
         num_launches=num_launches,
         scaling=tuple(
             predict_scaling(
-                target,
-                reductions,
-                _computing_s(compiled, products_s, costs, target, assumed),
-                assumed,
-                step.strategy.topology.num_logical_devices,
-                num_launches * assumed.launch_s,
+                target, reductions, computing_s, assumed, size, num_launches * assumed.launch_s
             )
         ),
         assumptions=assumed,
-        notes=notes,
+        notes=(*notes, *more_notes, *compiled.notes),
     )
 
 
-def _computing_s(
-    compiled: CompiledStep,
-    products_s: float,
-    costs: Sequence[OperationCost],
-    target: Target,
-    assumed: Assumptions,
-) -> float:
-    # A CPU program fuses less, so its bytes say nothing about the accelerator.
-    if compiled.compiler == "cpu":
-        return products_s
-    counted_bytes = sum(one.times * one.accessed_bytes for one in costs)
-    scale = compiled.accessed_bytes / counted_bytes if counted_bytes else 1.0
-    # A kernel of unknown shape has no products in `costs`, but those of the step are known.
-    return max(products_s, operations_s(costs, target, assumed, scale))
-
-
-def _num_launches(costs: Sequence[OperationCost], compiled: CompiledStep, target: Target) -> int:
-    """Returns the number of kernels per step; 0 on TPUs, and if only the CPU program is known."""
-    if compiled.compiler == "cpu" or target.accelerator.platform != "gpu":
-        return 0
-    return round(sum(one.times for one in costs))
-
-
-def _memory(step: CapturedStep, compiled: CompiledStep, target: Target) -> MemoryPlan:
-    device_programs = [program.memory for program in compiled.device_programs]
-    host_programs = [program.memory for program in compiled.host_programs]
-    return plan_memory(step, device_programs, host_programs, target.accelerator)
-
-
-def _check_rules(step: CapturedStep) -> None:
-    """Raises if a placement rule matches no variable, as the first real step would."""
+def _check_variables(step: CapturedStep) -> None:
+    """Raises for a rule that matches no variable, and for one without a copy for each replica."""
     if step.strategy.placement.uses_stores:
         step.strategy.placement.check()
     require_layouts_used(step.strategy.placement.layouts, step.trace.written)
-
-
-def _check_local_copies(step: CapturedStep) -> None:
-    """Raises if a model was made for lockstep or for one replica, and is planned to train apart."""
     if step.strategy.local_updates is None or step.strategy.num_replicas_in_sync == 1:
         return
     missing = [one for one in step.trace.written if one.trainable and one.local_copy is None]
-    if missing:
+    if missing:  # the model was made for lockstep or for one replica
         raise invalid(
             f"Variable {missing[0].path!r} has no copy for each replica to train.",
             expected="a model whose optimizer was built under a LocalUpdateStrategy of several "
@@ -407,39 +382,8 @@ def _check_local_copies(step: CapturedStep) -> None:
         )
 
 
-def _reductions(schedules: Sequence[Schedule], compiler: str) -> list[Reduction]:
-    reductions = [one for schedule in schedules for one in schedule.reductions()]
-    if compiler == "cpu":  # it runs in order on one thread, without overlap
-        return [dataclasses.replace(one, behind=()) for one in reductions]
-    return reductions
-
-
-def _flops(step: CapturedStep) -> dict[str, float]:
-    """Returns the FLOPs of one device; the devices of a replica split its products."""
-    size = step.strategy.topology.num_logical_devices
-    return {dtype: count / size for dtype, count in product_flops(step.trace.jaxpr).items()}
-
-
-def _shard_state(step: CapturedStep) -> str | None:
-    placement = step.strategy.placement
-    return placement.shard_state if isinstance(placement, ShardedState) else None
-
-
-def _num_examples(step: CapturedStep) -> int:
-    batch = step.arguments.batch
-    if batch.lengths is not None:
-        return sum(batch.lengths)
-    return (batch.size or 0) * step.strategy.num_replicas_in_sync
-
-
 def _needs_arguments(function: Callable[..., Any]) -> bool:
     return any(
         parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
         for parameter in inspect.signature(function).parameters.values()
     )
-
-
-def _array_or_placeholder(leaf: object) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return placeholder(leaf.shape, leaf.dtype)
-    return np.asarray(leaf)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from collections import defaultdict
 from typing import Any
 
@@ -15,7 +17,7 @@ from stratagem.logs import as_html, as_text, size_text
 from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime, for_any_size, predict_step
-from stratagem.planning.targets import Accelerator, Target
+from stratagem.planning.targets import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -141,15 +143,6 @@ class Plan:
             ValueError: a number that does not fill hosts, slices or replicas, or a message that is
                 sent in groups that span hosts or slices and are not all devices.
         """
-        return predict_step(
-            self._machine_of(num_devices),
-            for_any_size(self.reductions, self.target),
-            self.step.compute_s,
-            self.assumptions,
-            self.step.launch_s,
-        )
-
-    def _machine_of(self, num_devices: int) -> Target:
         machine = self.target.of_size(max(num_devices, 1))
         if machine.num_devices != num_devices or num_devices % self.devices_per_replica:
             raise invalid(
@@ -158,70 +151,35 @@ class Plan:
                 f"replicas of {self.devices_per_replica}.",
                 fix="pass a number of whole hosts or slices.",
             )
-        return machine
+        return predict_step(
+            machine,
+            for_any_size(self.reductions, self.target),
+            self.step.compute_s,
+            self.assumptions,
+            self.step.launch_s,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole plan as numbers, strings, lists and dicts, ready for JSON."""
+        fields = json.loads(json.dumps(dataclasses.asdict(self)))
+        accelerator = fields["target"]["accelerator"]
+        del accelerator["gpu_info"]
+        for time, one in zip(fields["scaling"], self.scaling, strict=True):
+            time |= {"step_s": one.step_s, "shortest_s": one.shortest_s}
+            time["efficiency"] = one.efficiency
+        fields["memory"]["total_bytes"] = self.memory.total_bytes
         return {
+            **fields,
             "target": self.target.name,
-            "title": self.title,
             "num_devices": self.target.num_devices,
-            "num_replicas": self.num_replicas,
             "devices_per_replica": self.devices_per_replica,
-            "shard_state": self.shard_state,
-            "shared_state_bytes": dict(self.shared_state_bytes),
-            "compiler": self.compiler,
             "fits": self.fits,
-            "is_refused_by_compiler": self.is_refused,
-            "num_parameters": self.num_parameters,
-            "global_batch": self.global_batch,
+            "is_refused_by_compiler": fields.pop("is_refused"),
             "per_device_batch": self.per_device_batch,
-            "from_host_bytes": self.from_host_bytes,
-            "to_host_bytes": self.to_host_bytes,
-            "brought_bytes": self.brought_bytes,
-            "put_back_bytes": self.put_back_bytes,
-            "memory": {
-                **dataclasses.asdict(self.memory),
-                "total_bytes": self.memory.total_bytes,
-            },
-            "reductions": [
-                {**dataclasses.asdict(one), "groups": [list(group) for group in one.groups]}
-                for one in self.reductions
-            ],
             "reduced_bytes": self.reduced_bytes,
             "hidden_share": self.hidden_share,
-            "is_scheduled": self.is_scheduled,
-            "flops": dict(self.flops),
-            "accessed_bytes": self.accessed_bytes,
-            "products_s": self.products_s,
-            "memory_s": self.memory_s,
-            "num_launches": self.num_launches,
-            "scaling": [_time_fields(time) for time in self.scaling],
-            "assumptions": dataclasses.asdict(self.assumptions),
-            "accelerator": _accelerator_fields(self.target.accelerator),
-            "notes": list(self.notes),
+            "accelerator": accelerator,
         }
-
-
-def _time_fields(time: StepTime) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(time),
-        "step_s": time.step_s,
-        "shortest_s": time.shortest_s,
-        "efficiency": time.efficiency,
-    }
-
-
-def _accelerator_fields(accelerator: Accelerator) -> dict[str, Any]:
-    return {
-        field.name: _plain_value(getattr(accelerator, field.name))
-        for field in dataclasses.fields(accelerator)
-        if field.name != "gpu_info"
-    }
-
-
-def _plain_value(value: Any) -> Any:
-    return dict(value) if hasattr(value, "items") else value
 
 
 # Tables of a plan, for the terminal.
@@ -274,13 +232,10 @@ def verdict(plan: Plan) -> str:
 def show_plan(plan: Plan, console: Console | None = None) -> None:
     """Prints a plan."""
     console = console or Console(highlight=False)
-    console.print(Text(headline(plan)), style="bold")
-    console.print(Text(verdict(plan)), style="green" if plan.fits else "red")
-    if not plan.fits and plan.shared_state_bytes:
-        console.print(Text(_shard_state_advice(plan)))
-    console.print(_memory_table(plan))
-    console.print(_reduction_table(plan))
-    console.print(_time_table(plan))
+    styles = ["bold", "green" if plan.fits else "red"]
+    parts = parts_of(plan)[: -len(plan.notes) or None]  # the assumptions have the notes, too
+    for part, style in itertools.zip_longest(parts, styles):
+        console.print(Text(part) if isinstance(part, str) else part, style=style)
     for line in _assumption_lines(plan):
         console.print(Text(f"- {line}"), style="dim")
 
@@ -330,19 +285,16 @@ def _reduction_table(plan: Plan) -> Table:
     table.add_column("kind")
     for name in ("messages", "bytes", "overlapped"):
         table.add_column(name, justify="right", no_wrap=True)
-    messages: defaultdict[str, float] = defaultdict(float)
-    sizes: defaultdict[str, float] = defaultdict(float)
-    behind: defaultdict[str, float] = defaultdict(float)
+    by_kind: defaultdict[str, list[Reduction]] = defaultdict(list)
     for one in plan.reductions:
-        kind = f"{one.kind}{_scope_suffix(plan, one)}"
-        messages[kind] += one.times
-        sizes[kind] += one.times * one.num_bytes
-        behind[kind] += one.times * one.num_bytes if one.behind else 0
-    for kind, count in messages.items():
-        share = f"{behind[kind] / sizes[kind]:.0%}" if sizes[kind] else "-"
+        by_kind[f"{one.kind}{_scope_suffix(plan, one)}"].append(one)
+    for kind, sent in by_kind.items():
+        size = sum(one.times * one.num_bytes for one in sent)
+        share = f"{share_behind(sent):.0%}" if size else "-"
+        count = sum(one.times for one in sent)
         shown = share if plan.is_scheduled else "unknown"
-        table.add_row(kind, f"{count:.4g}", size_text(sizes[kind]), shown)
-    if not messages:
+        table.add_row(kind, f"{count:.4g}", size_text(size), shown)
+    if not by_kind:
         table.add_row("none", "0", "0 B", "-")
     return table
 
@@ -377,54 +329,42 @@ def _time_table(plan: Plan) -> Table:
     return table
 
 
-def _launch_lines(plan: Plan) -> list[str]:
-    if not plan.num_launches:
-        return []
-    launches = time_text(plan.step.launch_s)
-    return [f"'compute' includes {plan.num_launches} kernel starts per step, {launches}."]
-
-
 def _assumption_lines(plan: Plan) -> list[str]:
     kind = plan.target.accelerator
     rates = ", ".join(
         f"{count_text(count)}FLOP in {dtype} at {count_text(kind.peak_flops_per_s(dtype))}FLOP/s"
         for dtype, count in plan.flops.items()
     )
-    rates = rates or "none"
     by_memory = (
         f", {time_text(plan.products_s)} in all; {size_text(plan.accessed_bytes)} accessed take "
         f"{time_text(plan.memory_s)}. Each operation takes the longer of both"
         if plan.compiler != "cpu"
         else "; only the compiler for the devices reports the bytes that a step accesses"
     )
-    pinned = (
-        [
-            f"Each step copies {size_text(plan.brought_bytes)} per device from pinned host memory, "
-            f"and {size_text(plan.put_back_bytes)} back. The times exclude this."
-        ]
-        if plan.brought_bytes
-        else []
-    )
-    host = (
-        [
-            f"Each step sends {size_text(plan.from_host_bytes)} from the host to every device, and "
-            f"{size_text(plan.to_host_bytes)} from the first device to the host, which updates "
-            "its variables. The times exclude this."
-        ]
-        if plan.from_host_bytes or plan.to_host_bytes
-        else []
-    )
-    return [
-        f"Compiled for {plan.compiler.upper()}. Products per device: {rates}{by_memory}.",
+    lines = [
+        f"Compiled for {plan.compiler.upper()}. Products per device: {rates or 'none'}{by_memory}.",
         f"{kind.name}: memory {count_text(kind.memory_bytes_per_s)}B/s, links "
         f"{count_text(kind.link_bytes_per_s)}B/s, network {count_text(kind.network_bytes_per_s)}"
         "B/s, per device and direction.",
-        *_launch_lines(plan),
+    ]
+    if plan.num_launches:
+        launches = time_text(plan.step.launch_s)
+        lines.append(f"'compute' includes {plan.num_launches} kernel starts per step, {launches}.")
+    lines += [
         "Assumed: " + "; ".join(plan.assumptions.lines()) + ".",
         "The batch per device is constant. 'hidden' is communication that the compiler's schedule "
         "overlaps with products, 'best case' assumes full overlap. Input, stragglers, memory of "
         "CUDA and communication libraries, and fragmentation are excluded.",
-        *host,
-        *pinned,
-        *plan.notes,
     ]
+    if plan.from_host_bytes or plan.to_host_bytes:
+        lines.append(
+            f"Each step sends {size_text(plan.from_host_bytes)} from the host to every device, and "
+            f"{size_text(plan.to_host_bytes)} from the first device to the host, which updates "
+            "its variables. The times exclude this."
+        )
+    if plan.brought_bytes:
+        lines.append(
+            f"Each step copies {size_text(plan.brought_bytes)} per device from pinned host memory, "
+            f"and {size_text(plan.put_back_bytes)} back. The times exclude this."
+        )
+    return [*lines, *plan.notes]

@@ -22,7 +22,6 @@ from stratagem.keras.training.planned_models import (
 )
 from stratagem.planning.candidates import (
     Form,
-    PlanCandidate,
     Weight,
     Workload,
     assumptions_of,
@@ -200,9 +199,19 @@ def search(
     Source: specific to Stratagem.
     """
     machine = parse_target(target)
-    _check_count(count)
     shapes = jax.tree.map(lambda leaf: placeholder(leaf.shape, leaf.dtype), arrays_of(batch))
-    model = _built(model, machine.of_size(1))
+    if not is_model(model) and callable(model):
+        one = machine.of_size(1)
+        with planning_for(one.topology), planned_strategy(one, None).scope():
+            model = model()
+    if not is_model(model):
+        raise TypeError(
+            explain(
+                f"search received or built {model!r} of type {type(model).__name__}.",
+                expected="a compiled Keras model, or a function that returns one.",
+                fix="pass the model.",
+            )
+        )
     like = strategy or getattr(model, "distribute_strategy", None)
     return _search(model, shapes, machine, like, count, assumptions, compiles=compiles)
 
@@ -251,31 +260,6 @@ def search_step(
 
     Source: specific to Stratagem.
     """
-    _check_count(count)
-    model = _model_of(step, title)
-    batch = _global_batch(step)
-    found = _search(model, batch, target, step.strategy, count, assumptions, compiles=compiles)
-    return dataclasses.replace(found, title=title)
-
-
-def _built(model: Any, one: Target) -> Any:
-    """Returns a model, built on one device if it is a function; raises TypeError for others."""
-    if not is_model(model) and callable(model):
-        with planning_for(one.topology), planned_strategy(one, None).scope():
-            model = model()
-    if not is_model(model):
-        raise TypeError(
-            explain(
-                f"search received or built {model!r} of type {type(model).__name__}.",
-                expected="a compiled Keras model, or a function that returns one.",
-                fix="pass the model.",
-            )
-        )
-    return model
-
-
-def _model_of(step: CapturedStep, title: str) -> Any:
-    """Returns the model that a step of `fit` trains; raises ValueError for other steps."""
     model = getattr(getattr(step.fn, "__self__", None), "model", None)
     if not is_model(model):
         raise invalid(
@@ -284,16 +268,9 @@ def _model_of(step: CapturedStep, title: str) -> Any:
             fix="plan each setting on its own: stratagem plan without --search.",
             code="SG801",
         )
-    return model
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise invalid(
-            f"A search for {count} results was requested.",
-            expected="at least 1.",
-            fix="pass 5.",
-        )
+    batch = _global_batch(step)
+    found = _search(model, batch, target, step.strategy, count, assumptions, compiles=compiles)
+    return dataclasses.replace(found, title=title)
 
 
 def _global_batch(step: CapturedStep) -> tuple[Any, ...]:
@@ -320,7 +297,14 @@ def _search(
     *,
     compiles: bool,
 ) -> PlanSearch:
-    layout_map: Any = _layout_map_of(like)
+    if count < 1:
+        raise invalid(
+            f"A search for {count} results was requested.",
+            expected="at least 1.",
+            fix="pass 5.",
+        )
+    recreate: Any = getattr(like, "recreate", None)
+    layout_map = None if recreate is None else recreate.keywords.get("layout_map")
     sizes = _model_sizes(like, layout_map, machine)
     blocks = repeated_blocks(model)
     precisions = (None, _MIXED) if is_float32(model) else (None,)
@@ -368,11 +352,6 @@ def _ranked(choices: Iterable[PlanChoice]) -> list[PlanChoice]:
     return sorted(choices, key=key)
 
 
-def _layout_map_of(like: Strategy) -> Any:
-    recreate: Any = getattr(like, "recreate", None)
-    return None if recreate is None else recreate.keywords.get("layout_map")
-
-
 def _model_sizes(like: Strategy, layout_map: Any, machine: Target) -> list[int]:
     """Returns the numbers of devices per replica for which there is a layout."""
     if layout_map is None:
@@ -381,18 +360,6 @@ def _model_sizes(like: Strategy, layout_map: Any, machine: Target) -> list[int]:
         return sorted({1, like.topology.num_logical_devices})
     per_host = min(machine.accelerator.devices_per_host, machine.num_devices)
     return [size for size in range(1, per_host + 1) if per_host % size == 0]
-
-
-def _strategy(candidate: PlanCandidate, layout_map: Any, machine: Target) -> MirroredStrategy:
-    """Returns a candidate's strategy on the abstract devices of the machine."""
-    size, shards = candidate.devices_per_replica, candidate.shard_size
-    with planning_for(machine.topology):
-        return MirroredStrategy(
-            shard_state=candidate.shard_state,
-            shard_size=shards if candidate.shard_state else None,
-            devices_per_replica=size if size > 1 else None,
-            layout_map=layout_map if size > 1 else None,
-        )
 
 
 def _layouts(layout_map: Any, machine: Target, size: int) -> VariableLayouts | None:
@@ -410,12 +377,19 @@ def _compiled(
     layout_map: Any,
     assumptions: Assumptions | None,
 ) -> PlanChoice:
-    machine, form = choice.target, choice.candidate.form
-    assumed = assumptions or assumptions_of(machine)
-    planned = _strategy(choice.candidate, layout_map, machine)
+    machine, candidate, form = choice.target, choice.candidate, choice.candidate.form
+    several = candidate.devices_per_replica > 1
+    with planning_for(machine.topology):
+        planned = MirroredStrategy(
+            shard_state=candidate.shard_state,
+            shard_size=candidate.shard_size if candidate.shard_state else None,
+            devices_per_replica=candidate.devices_per_replica if several else None,
+            layout_map=layout_map if several else None,
+        )
     with (
         computing_as(model, form.remat, form.precision),
         training_step(model, batch, planned) as step,
     ):
+        assumed = assumptions or assumptions_of(machine)
         plan = plan_step(step, machine, title=model.name, assumptions=assumed)
     return dataclasses.replace(choice, plan=plan)

@@ -25,7 +25,7 @@ from stratagem.planning.schedule import OperationCost, Reduction
 from stratagem.planning.targets import Target
 
 # Two thirds of a training step's products are the backward pass, which can overlap communication.
-_BACKWARD_SHARE = 2 / 3
+BACKWARD_SHARE = 2 / 3
 # Fraction of the whole array that each device sends, as a multiple of (n - 1) / n.
 _SENT = {"all-reduce": 2.0, "reduce-scatter": 1.0, "all-gather": 1.0, "all-to-all": 1.0}
 
@@ -140,7 +140,7 @@ def operations_s(
     """
     total_s = 0.0
     for one in costs:
-        times_s = compute_s({one.dtype: one.flops}, one.accessed_bytes, target, assumed)
+        times_s = compute_s({one.dtype: one.flops}, one.num_bytes, target, assumed)
         total_s += one.times * max(times_s[0], times_s[1] * memory_scale)
     return total_s
 
@@ -185,23 +185,21 @@ def for_any_size(reductions: Sequence[Reduction], target: Target) -> list[Reduct
     Groups of all devices grow with the machine; groups within a host or slice stay. Raises
     ValueError for other groups.
     """
-    return [_for_any_size(one, target) for one in reductions]
-
-
-def _for_any_size(reduction: Reduction, target: Target) -> Reduction:
-    if not reduction.groups or reduction.leaves_slice:
-        return reduction
-    if len(reduction.groups[0]) == target.num_devices:
-        return dataclasses.replace(reduction, groups=())
-    hosts = {device // target.devices_per_group for device in reduction.groups[0]}
-    if len(hosts) == 1:
-        return reduction
-    raise invalid(
-        f"{reduction.name!r} is sent in groups of {len(reduction.groups[0])} devices of "
-        f"{len(hosts)} hosts or slices, out of {target.num_devices} devices.",
-        expected="messages among all devices, or within hosts or slices.",
-        fix="plan for the machine itself: sg.plan(..., target).",
-    )
+    found: list[Reduction] = []
+    for one in reductions:
+        group = () if one.leaves_slice or not one.groups else one.groups[0]
+        hosts = {device // target.devices_per_group for device in group}
+        if len(group) == target.num_devices:
+            one = dataclasses.replace(one, groups=())
+        elif len(hosts) > 1:
+            raise invalid(
+                f"{one.name!r} is sent in groups of {len(group)} devices of {len(hosts)} hosts "
+                f"or slices, out of {target.num_devices} devices.",
+                expected="messages among all devices, or within hosts or slices.",
+                fix="plan for the machine itself: sg.plan(..., target).",
+            )
+        found.append(one)
+    return found
 
 
 def predict_step(
@@ -219,7 +217,7 @@ def predict_step(
     if target.num_devices == 1:
         return StepTime(1, computing_s, 0.0, 0.0, 0.0, launch_s)
     times = [one.times * message_s(one, target, assumed) for one in reductions]
-    backward_s = _BACKWARD_SHARE * computing_s
+    backward_s = BACKWARD_SHARE * computing_s
     behind_s = sum(time for one, time in zip(reductions, times, strict=True) if one.behind)
     return StepTime(
         target.num_devices,

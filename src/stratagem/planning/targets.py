@@ -81,62 +81,36 @@ class Accelerator:
         return self.flops_per_s.get(dtype, self.flops_per_s["float32"])
 
 
-def _gpu(
+def _accelerator(
     name: str,
     device_kind: str,
     memory_bytes: int,
     *,
     bfloat16: float,
-    tf32: float,
     memory: float,
     link: float,
     network: float,
-    info: Mapping[str, int | float],
+    devices_per_host: int = 8,
+    tf32: float | None = None,
+    info: Mapping[str, int | float] | None = None,
 ) -> Accelerator:
-    """Returns a GPU; matrix rates are in TFLOP/s, memory and link rates in GB/s."""
+    """Returns a GPU if it has `info`, else a TPU; rates are in TFLOP/s and GB/s."""
     return Accelerator(
         name=name,
-        platform="gpu",
+        platform="gpu" if info else "tpu",
         device_kind=device_kind,
         memory_bytes=memory_bytes,
-        pool_share=_GPU_POOL_SHARE,
+        pool_share=_GPU_POOL_SHARE if info else _TPU_POOL_SHARE,
         flops_per_s={
             "bfloat16": bfloat16 * _TERA,
             "float16": bfloat16 * _TERA,
-            "float32": tf32 * _TERA,
+            "float32": (tf32 or bfloat16) * _TERA,
         },
         memory_bytes_per_s=memory * _GIGA,
         link_bytes_per_s=link * _GIGA,
         network_bytes_per_s=network * _GIGA,
-        devices_per_host=8,
-        gpu_info=info,
-    )
-
-
-def _tpu(
-    name: str,
-    device_kind: str,
-    memory_bytes: int,
-    *,
-    bfloat16: float,
-    memory: float,
-    link: float,
-    network: float,
-    devices_per_host: int,
-) -> Accelerator:
-    """Returns a TPU chip; matrix rates are in TFLOP/s, memory and link rates in GB/s."""
-    rate = bfloat16 * _TERA
-    return Accelerator(
-        name=name,
-        platform="tpu",
-        device_kind=device_kind,
-        memory_bytes=memory_bytes,
-        pool_share=_TPU_POOL_SHARE,
-        flops_per_s={"bfloat16": rate, "float16": rate, "float32": rate},
-        memory_bytes_per_s=memory * _GIGA,
-        link_bytes_per_s=link * _GIGA,
-        network_bytes_per_s=network * _GIGA,
         devices_per_host=devices_per_host,
+        gpu_info=info or {},
     )
 
 
@@ -156,7 +130,7 @@ def _info(
 
 
 _ALL = (
-    _gpu(
+    _accelerator(
         "H100",
         "NVIDIA H100 80GB HBM3",
         84_942_979_072,  # [XLA] h100_sxm
@@ -167,7 +141,7 @@ _ALL = (
         network=50,  # [DGX] H100: one 400 Gb/s adapter per GPU
         info=_info(9, 0, 132, 128, 1.98, 52_428_800, 233_472),
     ),
-    _gpu(
+    _accelerator(
         "H200",
         "NVIDIA H200",  # as the card says it
         151_397_597_184,  # [XLA] h200
@@ -178,7 +152,7 @@ _ALL = (
         network=50,  # as in a DGX H100
         info=_info(9, 0, 132, 128, 1.98, 52_428_800, 233_472),
     ),
-    _gpu(
+    _accelerator(
         "A100",
         "NVIDIA A100-SXM4-80GB",
         85_100_068_864,  # [XLA] a100_sxm_80
@@ -189,7 +163,7 @@ _ALL = (
         network=25,  # [DGX] A100: one 200 Gb/s adapter per GPU
         info=_info(8, 0, 108, 64, 1.41, 41_943_040, 167_936),
     ),
-    _gpu(
+    _accelerator(
         "B200",
         "NVIDIA B200",
         191_514_411_008,  # [XLA] b200
@@ -200,7 +174,7 @@ _ALL = (
         network=50,  # [DGX] B200: one 400 Gb/s adapter per GPU
         info=_info(10, 0, 148, 128, 1.965, 132_644_864, 233_472),
     ),
-    _gpu(
+    _accelerator(
         "L4",
         "NVIDIA L4",
         24_000_000_000,  # [L4] 24 GB
@@ -211,7 +185,7 @@ _ALL = (
         network=1.5625,  # assumed: the 100 Gb/s of a g2-standard-96 of Google Cloud for 8 GPUs
         info=_info(8, 9, 58, 128, 2.04, 50_331_648, 102_400),
     ),
-    _tpu(
+    _accelerator(
         "v4",
         "TPU v4",
         32 * _GIB,  # [TPU]
@@ -221,7 +195,7 @@ _ALL = (
         network=6.25,  # assumed as v5p
         devices_per_host=4,  # [TPU]
     ),
-    _tpu(
+    _accelerator(
         "v5e",
         "TPU v5 lite",
         16 * _GIB,  # [TPU]
@@ -231,7 +205,7 @@ _ALL = (
         network=3.125,  # [TPU] two adapters of 100 Gb/s for the 8 chips of a host
         devices_per_host=8,  # [TPU]
     ),
-    _tpu(
+    _accelerator(
         "v5p",
         "TPU v5",
         95 * _GIB,  # [TPU]
@@ -241,7 +215,7 @@ _ALL = (
         network=6.25,  # [BOOK]
         devices_per_host=4,  # [TPU]
     ),
-    _tpu(
+    _accelerator(
         "v6e",
         "TPU v6 lite",
         32 * _GIB,  # [TPU]
@@ -261,7 +235,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {accelerator.name: accelerator for acc
 
 _GPUS = re.compile(r"(?:(\d+)x)?([a-z]\w*)", re.IGNORECASE)
 _SLICES = re.compile(r"(?:(\d+)x)?(v\d\w*):(\d+(?:x\d+)*)", re.IGNORECASE)
-_NAMES = {name.lower(): name for name in ACCELERATORS}
+_BY_NAME = {name.lower(): kind for name, kind in ACCELERATORS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,65 +364,39 @@ def parse_target(text: str) -> Target:
                 fix="pass the name of the machine as a string.",
             )
         )
-    if found := _SLICES.fullmatch(text.strip()):
-        return _parse_slices(text, int(found[1] or 1), found[2], found[3])
-    found = _GPUS.fullmatch(text.strip())
-    kind = _find_accelerator(found[2]) if found else None
-    if found is None or kind is None:
-        raise _unknown_target_error(text)
-    if kind.platform == "tpu":
+    hosts, slices = _GPUS.fullmatch(text.strip()), _SLICES.fullmatch(text.strip())
+    found = slices or hosts
+    kind = _BY_NAME.get(found[2].lower()) if found else None
+    if found is None or kind is None or (slices and kind.platform != "tpu"):
+        gpus = ", ".join(one.name for one in _ALL if one.platform == "gpu")
+        tpus = ", ".join(one.name for one in _ALL if one.platform == "tpu")
+        raise invalid(
+            f"target={text!r} is not a known machine.",
+            expected=f'a number of GPUs such as "8xH100" ({gpus}), a TPU slice such as "v5e:4x4", '
+            f'or several such as "2xv5e:4x4" ({tpus}).',
+            fix="use a listed accelerator.",
+        )
+    if not slices and kind.platform == "tpu":
         raise invalid(
             f"target={text!r} names a TPU without the shape of its slice.",
             expected=f'a shape, since the links depend on it: "{kind.name}:4x4".',
             fix="append a colon and the TPU topology.",
         )
-    return _parse_hosts(text, int(found[1] or 1), kind)
-
-
-def _find_accelerator(name: str) -> Accelerator | None:
-    known = _NAMES.get(name.lower())
-    return None if known is None else ACCELERATORS[known]
-
-
-def _parse_slices(text: str, num_slices: int, name: str, shape: str) -> Target:
-    kind = _find_accelerator(name)
-    if kind is None or kind.platform != "tpu":
-        raise _unknown_target_error(text)
-    sizes = tuple(map(int, shape.split("x")))
-    if not num_slices or not all(sizes):
-        raise _no_devices_error(text)
-    return Target(kind, num_slices, math.prod(sizes), sizes)
-
-
-def _parse_hosts(text: str, num_gpus: int, kind: Accelerator) -> Target:
-    if not num_gpus:
-        raise _no_devices_error(text)
-    per_host = kind.devices_per_host
-    if num_gpus > per_host and num_gpus % per_host:
+    count, per_host = int(found[1] or 1), kind.devices_per_host
+    shape = tuple(map(int, slices[3].split("x"))) if slices else ()
+    if not count or not all(shape):
         raise invalid(
-            f"target={text!r}: {num_gpus} GPUs do not fill hosts of {per_host}.",
-            expected=f"at most {per_host} GPUs, or a multiple of {per_host}.",
-            fix=f"use {num_gpus - num_gpus % per_host} or "
-            f"{num_gpus + per_host - num_gpus % per_host}.",
+            f"target={text!r} has no devices.",
+            expected="at least one.",
+            fix='use a number above 0, such as "8xH100".',
         )
-    inside = min(num_gpus, per_host)
-    return Target(kind, num_gpus // inside, inside)
-
-
-def _no_devices_error(text: str) -> ValueError:
-    return invalid(
-        f"target={text!r} has no devices.",
-        expected="at least one.",
-        fix='use a number above 0, such as "8xH100".',
-    )
-
-
-def _unknown_target_error(text: str) -> ValueError:
-    gpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "gpu")
-    tpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "tpu")
-    return invalid(
-        f"target={text!r} is not a known machine.",
-        expected=f'a number of GPUs such as "8xH100" ({gpus}), a TPU slice such as "v5e:4x4", '
-        f'or several such as "2xv5e:4x4" ({tpus}).',
-        fix="use a listed accelerator.",
-    )
+    if slices:
+        return Target(kind, count, math.prod(shape), shape)
+    if count > per_host and count % per_host:
+        raise invalid(
+            f"target={text!r}: {count} GPUs do not fill hosts of {per_host}.",
+            expected=f"at most {per_host} GPUs, or a multiple of {per_host}.",
+            fix=f"use {count - count % per_host} or {count + per_host - count % per_host}.",
+        )
+    inside = min(count, per_host)
+    return Target(kind, count // inside, inside)

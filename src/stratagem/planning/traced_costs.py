@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from stratagem.execution.jaxprs import called_jaxpr, inner_jaxprs
 from stratagem.planning.schedule import OperationCost
-
-if TYPE_CHECKING:
-    from jax.core import ShapedArray
-    from jax.extend.core import JaxprEqn
 
 # FLOPs of the matrix products in a jaxpr.
 #
@@ -39,95 +37,71 @@ def product_flops(jaxpr: ClosedJaxpr | Jaxpr) -> dict[str, float]:
 
     The most expensive branch of a conditional counts; a loop of unknown length counts once.
     """
-    return _count_flops(getattr(jaxpr, "jaxpr", jaxpr))
+    return _flops_of(getattr(jaxpr, "jaxpr", jaxpr).eqns)
 
 
-def _count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for eqn in jaxpr.eqns:
+def _flops_of(eqns: Iterable[Any]) -> dict[str, float]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for eqn in eqns:
         name = eqn.primitive.name
-        if name == "dot_general":
-            _accumulate(total, {_dtype(eqn): _dot_flops(eqn)})
-        elif name == "conv_general_dilated":
-            _accumulate(total, {_dtype(eqn): _conv_flops(eqn)})
-        elif name in _ATTENTION_PRODUCTS:
-            _accumulate(total, {_dtype(eqn): _attention_flops(eqn)})
-        elif name == "cond":
-            branches = [_count_flops(branch.jaxpr) for branch in eqn.params["branches"]]
-            _accumulate(total, max(branches, key=lambda counted: sum(counted.values())))
-        else:
-            times = eqn.params["length"] if name == "scan" else 1
-            for inner in inner_jaxprs(eqn):
-                _accumulate(total, _count_flops(inner), times)
-    return total
+        if name in _FLOPS:
+            total[str(eqn.invars[0].aval.dtype)] += _FLOPS[name](eqn)
+            continue
+        parts = [product_flops(inner) for inner in inner_jaxprs(eqn)]
+        if name == "cond":
+            parts = [max(parts, key=lambda counted: sum(counted.values()))]
+        times = eqn.params["length"] if name == "scan" else 1
+        for dtype, flops in (pair for part in parts for pair in part.items()):
+            total[dtype] += times * flops
+    return dict(total)
 
 
-def _accumulate(total: dict[str, float], counted: dict[str, float], times: int = 1) -> None:
-    for dtype, flops in counted.items():
-        total[dtype] = total.get(dtype, 0.0) + times * flops
-
-
-def _array(operand: Var | Literal) -> ShapedArray:
-    return cast("ShapedArray", operand.aval)
-
-
-def _dtype(eqn: JaxprEqn) -> str:
-    return str(_array(eqn.invars[0]).dtype)
-
-
-def _dot_flops(eqn: JaxprEqn) -> float:
+def _dot_flops(eqn: Any) -> float:
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    left = _array(eqn.invars[0]).shape
+    left = eqn.invars[0].aval.shape
     depth = math.prod(left[axis] for axis in contracted)
-    return 2.0 * depth * math.prod(_array(eqn.outvars[0]).shape)
+    return 2.0 * depth * math.prod(eqn.outvars[0].aval.shape)
 
 
-def _conv_flops(eqn: JaxprEqn) -> float:
+def _conv_flops(eqn: Any) -> float:
     """Counts two FLOPs per tap that meets an element of the input, not a hole or the padding.
 
     The gradient of a strided convolution is a convolution over an input with holes, which
     libraries do not multiply.
     """
     numbers = eqn.params["dimension_numbers"]
-    left, right = (_array(var).shape for var in eqn.invars[:2])
-    out = _array(eqn.outvars[0]).shape
-    kernel_axes = numbers.rhs_spec[2:]
-    taps = 1.0
-    for index, kernel_axis in enumerate(kernel_axes):
-        taps *= _num_valid_taps(
-            size=left[numbers.lhs_spec[2:][index]],
-            kernel=right[kernel_axis],
-            out=out[numbers.out_spec[2:][index]],
-            stride=eqn.params["window_strides"][index],
-            low=eqn.params["padding"][index][0],
-            input_step=eqn.params["lhs_dilation"][index],
-            kernel_step=eqn.params["rhs_dilation"][index],
-        )
+    left, right = (var.aval.shape for var in eqn.invars[:2])
+    out = eqn.outvars[0].aval.shape
+    taps = 1
+    for stride, (low, _), hole, kernel_hole, *axes in zip(
+        *(eqn.params[name] for name in ("window_strides", "padding")),
+        *(eqn.params[name] for name in ("lhs_dilation", "rhs_dilation")),
+        *(spec[2:] for spec in (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)),
+        strict=True,
+    ):
+        size, width, length = left[axes[0]], right[axes[1]], out[axes[2]]
+        starts = np.arange(length)[:, None] * stride - low
+        at = starts + np.arange(width) * kernel_hole
+        taps *= np.count_nonzero((at >= 0) & (at <= (size - 1) * hole) & (at % hole == 0))
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
     depth = right[numbers.rhs_spec[1]]
-    return 2.0 * taps * batch * features * depth
+    return 2.0 * float(taps) * batch * features * depth
 
 
-def _attention_flops(eqn: JaxprEqn) -> float:
+def _attention_flops(eqn: Any) -> float:
     """Counts the pairs of a query and a key that the mask leaves: half of them if it is causal."""
-    queries, keys = (_array(var).shape for var in eqn.invars[:2])
+    queries, keys = (var.aval.shape for var in eqn.invars[:2])
     # The layout is (batch, length, heads, size), or 1 for (batch, heads, length, size).
     num_keys = keys[2 if eqn.params["layout"] == 1 else 1]
     share = 0.5 if "CAUSAL" in str(eqn.params["mask_type"]) else 1.0
     return 2.0 * share * _ATTENTION_PRODUCTS[eqn.primitive.name] * math.prod(queries) * num_keys
 
 
-def _num_valid_taps(
-    *, size: int, kernel: int, out: int, stride: int, low: int, input_step: int, kernel_step: int
-) -> int:
-    """Counts pairs of output and kernel positions that meet an element of the input."""
-    count = 0
-    for tap in range(kernel):
-        for index in range(out):
-            at = index * stride + tap * kernel_step - low
-            count += 0 <= at <= (size - 1) * input_step and at % input_step == 0
-    return count
-
+_FLOPS: Mapping[str, Callable[[Any], float]] = {
+    "dot_general": _dot_flops,
+    "conv_general_dilated": _conv_flops,
+    **dict.fromkeys(_ATTENTION_PRODUCTS, _attention_flops),
+}
 
 _BODIES = {"remat2", "scan", "while", "cond"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
@@ -137,7 +111,7 @@ _HEAVY = {
     *("gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "argmax", "argmin"),
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "cumsum", "random_bits"),
     *("reduce_window_sum", "reduce_window_max", "select_and_scatter_add", "pallas_call"),
-    *("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"),
+    *_ATTENTION_PRODUCTS,
 }
 _SUMS = {"add", "add_any", "sub"}
 _LAYOUT = {
@@ -191,24 +165,7 @@ class _Value:
     weight: int | None = None  # index of the input, unless more than its dtype was changed
     is_divided: bool = False
     is_stored: bool = True  # an array as it is, but for its layout
-    is_in_kernel: bool = False
     is_on_host: bool = False
-
-
-@dataclasses.dataclass
-class _Sums:
-    """Sums over a trace, inner ones included."""
-
-    operations: list[OperationCost] = dataclasses.field(default_factory=list[OperationCost])
-    host_bytes: float = 0.0
-    summed_bytes: float = 0.0
-
-    def add(self, other: _Sums, times: float) -> None:
-        self.host_bytes += times * other.host_bytes
-        self.summed_bytes += times * other.summed_bytes
-        self.operations += [
-            dataclasses.replace(one, times=times * one.times) for one in other.operations
-        ]
 
 
 def trace_costs(
@@ -216,7 +173,6 @@ def trace_costs(
     weights: Mapping[int, int],
     *,
     divisions: Mapping[int, frozenset[int]] | None = None,
-    attention_share: float | None = None,
 ) -> TracedCosts:
     """Returns the costs of a step of one replica.
 
@@ -224,13 +180,11 @@ def trace_costs(
         jaxpr: closed jaxpr of the step.
         weights: for the index of each input that is trained, the index of its new value.
         divisions: axes of an input that the devices of a replica divide.
-        attention_share: FLOPs of a fused kernel of attention as a share of those of the trace,
-            whose scores are then no arrays; None without such a kernel.
     """
     divided = divisions or {}
     inner = jaxpr.jaxpr
     inputs = [_Value(weight=i, is_divided=i in divided) for i in range(len(inner.invars))]
-    walk = _Walk(inner, inputs, divided, attention_share)
+    walk = _Walk(inner, inputs, divided)
     gradients = {
         one
         for source, target in weights.items()
@@ -239,28 +193,28 @@ def trace_costs(
     }
     activations, share = walk.peak(gradients, keeps_gradients=False)
     return TracedCosts(
-        operations=tuple(walk.sums.operations),
+        operations=tuple(walk.operations),
         activation_bytes=activations,
         with_gradients_bytes=walk.peak(gradients, keeps_gradients=True)[0],
         divided_share=share,
-        summed_bytes=walk.sums.summed_bytes,
-        host_bytes=walk.sums.host_bytes,
+        summed_bytes=walk.summed_bytes,
+        host_bytes=walk.host_bytes,
     )
 
 
 class _Walk:
-    """One pass over a jaxpr."""
+    """One pass over a jaxpr, with sums over all that it finds, inner jaxprs included."""
 
     def __init__(
         self,
         jaxpr: Any,
         inputs: Sequence[_Value],
         divisions: Mapping[int, frozenset[int]],
-        attention_share: float | None,
     ) -> None:
         self.arrays: list[_Array] = []
-        self.sums = _Sums()
-        self._divisions, self._attention_share = divisions, attention_share
+        self.operations: list[OperationCost] = []
+        self.host_bytes = self.summed_bytes = 0.0
+        self._divisions = divisions
         self._values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         self._time = 0
         self._run(jaxpr)
@@ -315,7 +269,7 @@ class _Walk:
         for source, var in zip(eqn.invars, eqn.outvars, strict=True):
             self._use(self.value(source))
             if to_host:
-                self.sums.host_bytes += _num_bytes(var)
+                self.host_bytes += _num_bytes(var)
                 self._values[var] = _Value(is_on_host=True)
             elif self.value(source).is_on_host:
                 self._store(var)
@@ -329,8 +283,7 @@ class _Walk:
         is_layout = eqn.primitive.name in _LAYOUT
         first = values[0] if values else _Value()
         for var in eqn.outvars:
-            is_in_kernel = any(one.is_in_kernel for one in values)
-            if has_terms and not is_in_kernel:
+            if has_terms:
                 for one in values:
                     self._use(one)
                 self._store(var, is_divided=all(one.is_divided for one in values if one.sources))
@@ -340,7 +293,6 @@ class _Walk:
                 first.weight if eqn.primitive.name == "convert_element_type" else None,
                 any(one.is_divided for one in values),
                 is_layout and first.is_stored,
-                is_in_kernel,
             )
 
     def _is_sum_of_arrays(self, eqn: Any, values: Sequence[_Value]) -> bool:
@@ -357,42 +309,41 @@ class _Walk:
             return
         if name in _PRODUCTS:
             for var in eqn.invars:
-                self._require_stored(var)
+                value = self.value(var)
+                # It is computed from arrays in a fused operation, and stored for the product.
+                if value.sources and not value.is_stored:
+                    self._use(value)
+                    self._store(var, is_divided=value.is_divided)
         values = [self.value(var) for var in eqn.invars]
         for one in values:
             self._use(one)
-        is_score = name == "dot_general" and self._is_score(eqn)
         is_divided = self._is_divided(eqn, values)
-        flops = sum(product_flops(_OneEquation([eqn])).values())  # pyright: ignore[reportArgumentType]
-        if self._attention_share is not None and _is_of_activations(eqn, values):
-            flops *= self._attention_share
-        accessed = sum(self._read_bytes(var) for var in eqn.invars)
-        accessed += 0 if is_score else sum(map(_num_bytes, eqn.outvars))
+        flops = sum(_flops_of([eqn]).values())
+        accessed = sum(map(self._read_bytes, eqn.invars)) + sum(map(_num_bytes, eqn.outvars))
         dtype = str(eqn.invars[0].aval.dtype)
-        self.sums.operations.append(OperationCost(dtype, flops, round(accessed)))
+        self.operations.append(OperationCost(dtype, flops, round(accessed)))
         for var in eqn.outvars:
-            if is_score:
-                sources = frozenset[int]().union(*(one.sources for one in values))
-                self._values[var] = _Value(
-                    sources, is_divided=is_divided, is_stored=False, is_in_kernel=True
-                )
-            else:
-                self._store(var, is_divided=is_divided)
+            self._store(var, is_divided=is_divided)
 
     def _compute_body(self, eqn: Any) -> None:
         values = [self.value(var) for var in eqn.invars]
         for one in values:
             self._use(one)
-        found: list[tuple[float, float, _Sums, Any]] = []
+        found: list[tuple[float, float, _Walk]] = []
         for body, offset in _bodies(eqn):
             inputs = [
                 _Value(weight=one.weight, is_divided=one.is_divided, is_on_host=one.is_on_host)
                 for one in values[offset : offset + len(body.invars)]
             ]
-            walk = _Walk(body, inputs, self._divisions, self._attention_share)
-            found.append((*walk.peak((), keeps_gradients=False), walk.sums, walk))
-        size, share, sums, walk = max(found, key=lambda one: one[0])
-        self.sums.add(sums, eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+            walk = _Walk(body, inputs, self._divisions)
+            found.append((*walk.peak((), keeps_gradients=False), walk))
+        size, share, inner = max(found, key=lambda one: one[0])
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        self.host_bytes += times * inner.host_bytes
+        self.summed_bytes += times * inner.summed_bytes
+        self.operations += [
+            dataclasses.replace(one, times=times * one.times) for one in inner.operations
+        ]
         for part, is_divided in ((size * share, True), (size * (1 - share), False)):
             self.arrays.append(_Array(0, part, self._time, self._time, is_divided))
         for var in eqn.outvars:
@@ -405,13 +356,6 @@ class _Walk:
         self.arrays.append(array)
         self._values[var] = _Value(frozenset((len(self.arrays) - 1,)), None, is_divided)
 
-    def _require_stored(self, var: Any) -> None:
-        """Stores an operand of a product that is computed from arrays in a fused operation."""
-        value = self.value(var)
-        if value.sources and not value.is_stored and not value.is_in_kernel:
-            self._use(value)
-            self._store(var, is_divided=value.is_divided)
-
     def _use(self, value: _Value) -> None:
         for one in value.sources:
             self.arrays[one].end = self._time
@@ -422,13 +366,6 @@ class _Walk:
             return 0.0 if isinstance(var, Literal) else _num_bytes(var)
         return sum(self.arrays[one].num_bytes for one in value.sources)
 
-    def _is_score(self, eqn: Any) -> bool:
-        """Returns True for scores of attention that a kernel keeps: larger than both operands."""
-        (_, _), (batch, _) = eqn.params["dimension_numbers"]
-        size = math.prod(eqn.outvars[0].aval.shape)
-        largest = max(math.prod(var.aval.shape) for var in eqn.invars)
-        return self._attention_share is not None and bool(batch) and size > largest
-
     def _is_divided(self, eqn: Any, values: Sequence[_Value]) -> bool:
         """Returns whether the devices of a replica divide a result; counts sums of parts."""
         if eqn.primitive.name == "dot_general":
@@ -437,23 +374,9 @@ class _Walk:
                 divided = self._divisions.get(-1 if value.weight is None else value.weight)
                 if divided:
                     is_partial = not divided.isdisjoint(axes)
-                    self.sums.summed_bytes += is_partial * _num_bytes(eqn.outvars[0])
+                    self.summed_bytes += is_partial * _num_bytes(eqn.outvars[0])
                     return not is_partial
         return any(one.is_divided for one in values)
-
-
-@dataclasses.dataclass
-class _OneEquation:
-    """A jaxpr of one equation, for `product_flops`."""
-
-    eqns: list[Any]
-
-
-def _is_of_activations(eqn: Any, values: Sequence[_Value]) -> bool:
-    if eqn.primitive.name != "dot_general":
-        return False
-    _, (batch, _) = eqn.params["dimension_numbers"]
-    return bool(batch) and all(one.weight is None for one in values)
 
 
 def _bodies(eqn: Any) -> list[tuple[Any, int]]:

@@ -224,12 +224,3 @@ def test_latest_exports_each_and_keeps_some(tmp_path) -> None:
 def test_wrong_arguments_are_refused_before_training(evaluated, make, error, words) -> None:
     with pytest.raises(error, match=words):
         make(evaluated)
-
-
-def test_evaluation_without_loss_needs_a_comparison(tmp_path) -> None:
-    exporter = BestExporter("best", receiver_fn, event_file_pattern=None)
-    estimator = FakeEstimator(tmp_path)
-    options = {"export_path": str(tmp_path), "checkpoint_path": "c", "is_the_final_export": False}
-    exporter.export(estimator=estimator, eval_result={"auc": 1.0}, **options)
-    with pytest.raises(ValueError, match="cannot compare an evaluation without a loss"):
-        exporter.export(estimator=estimator, eval_result={"auc": 2.0}, **options)

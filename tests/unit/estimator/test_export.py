@@ -221,11 +221,6 @@ def test_features_of_other_inputs_are_refused() -> None:
     ("call", "error", "words"),
     [
         (
-            lambda e: e.export_saved_model("a", None),
-            TypeError,
-            r"serving_input_receiver_fn=[\s\S]* is of type",
-        ),
-        (
             lambda e: e.export_saved_model("a", lambda: {"x": X}),
             TypeError,
             r"serving_input_receiver_fn=[\s\S]* is of type",
@@ -253,7 +248,7 @@ def test_features_of_other_inputs_are_refused() -> None:
             "ClassificationOutput received neither scores nor classes",
         ),
     ],
-    ids=range(6),
+    ids=range(5),
 )
 def test_what_cannot_be_exported_is_refused(trained, call, error, words) -> None:
     with pytest.raises(error, match=words):

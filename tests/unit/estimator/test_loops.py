@@ -12,7 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.estimator import loops
-from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
+from stratagem.estimator.inputs import InputFunction, ModelBatches
 from stratagem.estimator.loops import (
     FILE_NAME,
     read_eval_metrics,
@@ -231,13 +231,19 @@ ROWS = {"x": np.array(["a", "b", "c"])}
 LABELS = np.arange(3)
 
 
+def encoded(input_fn, mode):
+    function = InputFunction(input_fn, mode, None, None, upper, repeats=False)
+    return function(sg.InputContext())
+
+
 def test_batch_of_a_dict_is_encoded_at_once() -> None:
-    parts = HostTransforms(encode=upper)
-    features, labels = parts.encode_source((ROWS, LABELS), "train")
+    (batch,) = encoded(lambda: (ROWS, LABELS), "train")
+    features, labels = batch
     assert features["x"].tolist() == ["A", "B", "C"]
     assert features["mode"].tolist() == ["train"]
     assert labels is LABELS
-    assert parts.encode_source(ROWS, "infer")[1] is None
+    _, labels = encoded(lambda: ROWS, "infer")
+    assert labels is None
 
 
 @pytest.mark.parametrize(
@@ -251,7 +257,7 @@ def test_batch_of_a_dict_is_encoded_at_once() -> None:
     ids=["dataset", "list"],
 )  # fmt: skip
 def test_batches_of_a_dataset_are_encoded_as_they_are_read(make) -> None:
-    source = HostTransforms(encode=upper).encode_source(make(), "eval")
+    source = encoded(make, "eval")
     assert source.cardinality == 2
     reader = source.open(0)
     assert next(reader)[0]["x"].tolist() == ["A", "B"]
@@ -267,7 +273,7 @@ STRATEGY = sg.OneDeviceStrategy("cpu:0")
 
 
 def batches(input_fn, *, repeats=True):
-    source = InputFunction(input_fn, "train", None, None, HostTransforms(), repeats=repeats)
+    source = InputFunction(input_fn, "train", None, None, repeats=repeats)
     return ModelBatches(source, STRATEGY)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.profiler import ProfileData
 from rich.console import Console
 
+from stratagem.observe.hlo import period_of
 from stratagem.observe.profiling import (
     END,
     PARTS,
@@ -26,7 +27,6 @@ from stratagem.observe.profiling import (
     is_collective,
     layer_of,
     parse_trace,
-    period_of,
     read_trace,
     show_profile,
     summarize,

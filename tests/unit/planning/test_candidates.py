@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import pickle
-import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.finding import placeholder, planning_for
-from stratagem.planning import cpu_compiler
 from stratagem.planning.candidates import (
     Estimate,
     Form,
@@ -308,18 +299,6 @@ def test_offloaded_arrays_are_on_the_host() -> None:
     assert found.host_bytes == 6 * _ARRAY
 
 
-def test_scores_of_fused_attention_are_no_arrays() -> None:
-    def attend(weights, x):
-        query = jnp.reshape(x @ weights[0], (1, _ROWS, 8, 8))
-        return jax.nn.dot_product_attention(query, query, query)
-
-    plain = trace_costs(*_step(attend, _weights(1)))
-    fused = trace_costs(*_step(attend, _weights(1)), attention_share=7 / 12)
-    assert fused.activation_bytes < plain.activation_bytes
-    products = 2 * _PRODUCT
-    assert fused.flops == pytest.approx(products + 7 / 12 * (plain.flops - products))
-
-
 def test_devices_of_a_replica_sum_products_over_a_divided_axis() -> None:
     jaxpr, trained = _step(_chain, _weights(2))
     by_columns_then_rows = {0: frozenset({1}), 1: frozenset({0})}
@@ -327,40 +306,6 @@ def test_devices_of_a_replica_sum_products_over_a_divided_axis() -> None:
     assert found.summed_bytes == _ARRAY  # the input's gradient is not needed
     assert 0 < found.divided_share < 1
     assert trace_costs(jaxpr, trained).summed_bytes == 0
-
-
-# Compilation of exported programs in a process with as many CPU devices as the plan has.
-
-SCRIPT = str(Path(cpu_compiler.__file__))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False
-    )
-
-
-def test_sum_over_twelve_devices_is_compiled_with_its_memory(tmp_path) -> None:
-    pytest.importorskip(
-        "flatbuffers", reason="exports need it: pip install 'stratagem[checkpoint]'"
-    )
-    mesh = AbstractMesh((12,), ("replica",))
-    sharded = NamedSharding(mesh, PartitionSpec("replica"))
-    shape = jax.ShapeDtypeStruct((24, 5), np.float32, sharding=sharded)
-    function = jax.jit(lambda x: x.sum(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
-    # Without its gradient, which cannot be pickled.
-    exported = dataclasses.replace(
-        jax.export.export(function, platforms=["cpu"])(shape), _get_vjp=None
-    )
-    source, result = tmp_path / "source", tmp_path / "result"
-    source.write_bytes(pickle.dumps(([("replica", 12)], [(exported, 0)])))
-    done = run(str(source), str(result))
-    assert done.returncode == 0, done.stderr
-    (report,) = json.loads(result.read_text())
-    assert report["memory"]["argument_bytes"] == 2 * 5 * 4, "two rows for each device"
-    assert report["memory"]["output_bytes"] == 5 * 4
-    assert re.search(r"all-reduce.*replica_groups", report["text"])
-    assert report["accessed_bytes"] > 0
 
 
 # Choices with the figures of a plan in place of estimates.

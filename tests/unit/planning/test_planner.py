@@ -175,12 +175,13 @@ def test_step_of_a_loop_of_ones_own() -> None:
     strategy.run(step, args=_BATCH)
 
 
-@pytest.mark.slow
 def test_batch_of_shapes_and_more_devices_than_there_are_here() -> None:
-    """Sixteen CPU devices are in a process of their own."""
+    """The CPU compiler is given sixteen, whatever JAX has started with."""
+    num_devices = len(jax.devices())
     shapes = tuple(jax.ShapeDtypeStruct((64, *a.shape[1:]), a.dtype) for a in _BATCH)
     plan = sg.plan(_model, shapes, "16xH100")
     assert (plan.target.num_devices, plan.per_device_batch) == (16, 4)
+    assert len(jax.devices()) == num_devices < 16
     assert plan.memory.optimizer_bytes == 2 * 4 * _NUM_PARAMETERS + 8
     assert plan.reduced_bytes == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
 

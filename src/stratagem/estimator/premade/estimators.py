@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import math
@@ -16,7 +15,6 @@ import numpy as np
 
 from stratagem.errors import invalid
 from stratagem.estimator.estimator import Estimator
-from stratagem.estimator.inputs import HostTransforms
 from stratagem.estimator.premade.columns import (
     Combiner,
     FeatureColumn,
@@ -40,6 +38,7 @@ from stratagem.estimator.spec import (
     minimize,
     optimizer_factory,
 )
+from stratagem.keras.variables.creation import Variable
 
 # TensorFlow's value; Keras's default, 0.99, fails on some problems.
 _BATCH_NORM_MOMENTUM = 0.999
@@ -59,114 +58,20 @@ Features = Mapping[str, Any]
 Activation = str | Callable[[Any], Any] | None
 
 
-# Networks, from encoded features to logits.
+# Parts of a model: a network from encoded features to logits, and its own optimizer.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Network(abc.ABC):
-    """Network that turns encoded features into logits."""
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A network with its columns, and a function that creates its optimizer.
 
-    feature_columns: tuple[FeatureColumn, ...] = ()
+    `network` creates the layers. It is called with features, the number of logits, and whether it
+    trains; it returns logits of shape (batch, number) and the trainable variables.
+    """
 
-    @abc.abstractmethod
-    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
-        """Returns logits of shape (batch, units), and the trainable variables."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeepNetwork(Network):
-    """Hidden layers over dense columns; an `activation_fn` of None means relu."""
-
-    hidden_units: Sequence[int]
-    activation_fn: Activation
-    dropout: float | None
-    batch_norm: bool
-
-    def __post_init__(self) -> None:
-        is_rate = self.dropout is None or 0 <= self.dropout < 1
-        if not self.hidden_units or any(units < 1 for units in self.hidden_units) or not is_rate:
-            given = f"hidden_units={list(self.hidden_units)} or dropout={self.dropout}"
-            raise invalid(
-                f"{given} is out of range.",
-                "one or more positive numbers, and None or 0 <= dropout < 1.",
-                "pass hidden_units=[64, 32], for example.",
-            )
-
-    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
-        """Creates the layers and calls them."""
-        layers: list[Any] = []
-
-        def call(layer: Any, inputs: Any, **kwargs: Any) -> Any:
-            layers.append(layer)
-            return layer(inputs, **kwargs)
-
-        first = DenseFeatures(self.feature_columns, name="input_layer")
-        with keras.name_scope("dnn"):
-            net = call(first, features)
-            for number, hidden in enumerate(self.hidden_units):
-                activation: Any = self.activation_fn or "relu"
-                name = f"hiddenlayer_{number}"
-                net = call(keras.layers.Dense(hidden, activation, name=name), net)
-                if self.dropout is not None and training:
-                    net = keras.layers.Dropout(self.dropout)(net, training=True)
-                if self.batch_norm:
-                    norm = keras.layers.BatchNormalization(
-                        momentum=_BATCH_NORM_MOMENTUM, name=f"batchnorm_{number}"
-                    )
-                    net = call(norm, net, training=training)
-            logits = call(keras.layers.Dense(units, name="logits"), net)
-        return logits, [variable for layer in layers for variable in layer.trainable_variables]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearNetwork(Network):
-    """Linear model over any columns."""
-
-    sparse_combiner: Combiner
-
-    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
-        """Creates the layers and calls them."""
-        layer = LinearModel(self.feature_columns, units, self.sparse_combiner, name="linear_model")
-        with keras.name_scope("linear"):
-            return layer(features), layer.trainable_variables
-
-
-class BiasNetwork(Network):
-    """Bias that ignores all features."""
-
-    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
-        """Creates the layers and calls them."""
-        del training
-        layer = _Bias(units)
-        return layer(features[_EXAMPLES]), layer.trainable_variables
-
-
-class _Bias(keras.layers.Layer):
-    def __init__(self, units: int) -> None:
-        super().__init__(name="baseline")
-        self._units = units
-
-    def build(self, input_shape: object) -> None:
-        del input_shape
-        self.bias = self.add_weight(shape=(self._units,), initializer="zeros", name="bias")
-
-    def call(self, examples: object) -> Any:
-        return keras.ops.ones_like(keras.ops.expand_dims(examples, 1)) * self.bias
-
-
-# A network, and the function that creates its optimizer.
-_Part = tuple[Network, Callable[[], Any]]
-
-
-def _linear_part(
-    feature_columns: Columns,
-    optimizer: OptimizerLike,
-    learning_rate: float,
-    sparse_combiner: Combiner,
-) -> _Part:
-    columns = tuple(check_columns(feature_columns))
-    network = LinearNetwork(feature_columns=columns, sparse_combiner=sparse_combiner)
-    return network, optimizer_factory(optimizer, learning_rate)
+    columns: tuple[FeatureColumn, ...]
+    network: Callable[[Features, int, bool], tuple[Any, list[Any]]]
+    new_optimizer: Callable[[], keras.optimizers.Optimizer]
 
 
 def _deep_part(
@@ -177,54 +82,72 @@ def _deep_part(
     activation_fn: Activation,
     dropout: float | None,
     batch_norm: bool,
-) -> _Part:
-    network = DeepNetwork(
-        feature_columns=tuple(check_columns(feature_columns)),
-        hidden_units=tuple(hidden_units),
-        activation_fn=activation_fn,
-        dropout=dropout,
-        batch_norm=batch_norm,
-    )
-    return network, optimizer_factory(optimizer, learning_rate)
+) -> Part:
+    """Returns hidden layers over dense columns; an `activation_fn` of None means relu."""
+    columns = tuple(check_columns(feature_columns))
+    activation: Any = activation_fn or "relu"
+
+    def network(features: Features, units: int, training: bool) -> tuple[Any, list[Any]]:
+        layers: list[Any] = [DenseFeatures(columns, name="input_layer")]
+        with keras.name_scope("dnn"):
+            net = layers[0](features)
+            for number, hidden in enumerate(hidden_units):
+                name = f"hiddenlayer_{number}"
+                layers.append(keras.layers.Dense(hidden, activation, name=name))
+                net = layers[-1](net)
+                if dropout is not None and training:
+                    net = keras.layers.Dropout(dropout)(net, training=True)
+                if batch_norm:
+                    name = f"batchnorm_{number}"
+                    norm = keras.layers.BatchNormalization(momentum=_BATCH_NORM_MOMENTUM, name=name)
+                    layers.append(norm)
+                    net = norm(net, training=training)
+            layers.append(keras.layers.Dense(units, name="logits"))
+            logits = layers[-1](net)
+        return logits, [variable for layer in layers for variable in layer.trainable_variables]
+
+    return Part(columns, network, optimizer_factory(optimizer, learning_rate))
 
 
-def _combined_parts(
-    linear_columns: Columns | None,
-    linear_optimizer: OptimizerLike,
+def _linear_part(
+    feature_columns: Columns,
+    optimizer: OptimizerLike,
+    learning_rate: float,
     sparse_combiner: Combiner,
-    dnn_columns: Columns | None,
-    dnn_optimizer: OptimizerLike,
-    hidden_units: Sequence[int] | None,
-    *layers: Any,
-) -> list[_Part]:
-    wide, deep = list(linear_columns or ()), list(dnn_columns or ())
-    if not (wide or deep) or (deep and not hidden_units):
-        raise invalid(
-            f"There are {len(wide)} linear_feature_columns and {len(deep)} dnn_feature_columns, "
-            f"with dnn_hidden_units={hidden_units}.",
-            "columns of at least one part, and hidden units for a deep one.",
-            "pass dnn_hidden_units=[64, 32], for example.",
-        )
-    parts: list[_Part] = []
-    if deep and hidden_units:
-        parts.append(_deep_part(deep, dnn_optimizer, _DNN_LEARNING_RATE, hidden_units, *layers))
-    if wide:
-        rate = min(_LINEAR_LEARNING_RATE, 1 / math.sqrt(len(wide)))
-        parts.append(_linear_part(wide, linear_optimizer, rate, sparse_combiner))
-    return parts
+) -> Part:
+    columns = tuple(check_columns(feature_columns))
+
+    def network(features: Features, units: int, training: bool) -> tuple[Any, list[Any]]:
+        layer = LinearModel(columns, units, sparse_combiner, name="linear_model")
+        with keras.name_scope("linear"):
+            return layer(features), layer.trainable_variables
+
+    return Part(columns, network, optimizer_factory(optimizer, learning_rate))
+
+
+def _bias_part(optimizer: OptimizerLike) -> Part:
+    """Returns a bias that ignores all features."""
+
+    def network(features: Features, units: int, training: bool) -> tuple[Any, list[Any]]:
+        with keras.name_scope("baseline"):
+            bias: Any = Variable(np.zeros(units, "float32"), name="bias")
+        ones: Any = keras.ops.ones_like(features[_EXAMPLES])
+        return ones[:, None] * bias, [bias]
+
+    return Part((), network, optimizer_factory(optimizer, _BASELINE_LEARNING_RATE))
 
 
 class PremadeEstimator(Estimator):
     """Estimator whose batches are encoded by feature columns on the host.
 
-    The networks' logits are added. Each network comes with a function that creates its optimizer.
-    Without columns, the networks get only one number per example, named "examples".
+    The networks' logits are added. Without columns, the networks get only one number per example,
+    named "examples".
     """
 
     def __init__(
         self,
         head: Head,
-        networks: Sequence[_Part],
+        parts: Sequence[Part],
         model_dir: ModelDir,
         config: RunConfig | None,
         warm_start_from: object,
@@ -232,12 +155,12 @@ class PremadeEstimator(Estimator):
         def model_fn(features: Features, labels: object, mode: str) -> EstimatorSpec:
             training = mode == ModeKeys.TRAIN
             units = head.logits_dimension
-            outputs = [one.logits(features, units, training=training) for one, _ in networks]
+            outputs = [part.network(features, units, training) for part in parts]
 
             def train_op(loss: object) -> list[Minimize]:
                 return [
-                    minimize(new_optimizer(), loss, variables)
-                    for (_, new_optimizer), (_, variables) in zip(networks, outputs, strict=True)
+                    minimize(part.new_optimizer(), loss, variables)
+                    for part, (_, variables) in zip(parts, outputs, strict=True)
                 ]
 
             logits = functools.reduce(operator.add, [logits for logits, _ in outputs])
@@ -246,7 +169,7 @@ class PremadeEstimator(Estimator):
             )
 
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
-        column_groups = [one.feature_columns for one, _ in networks if one.feature_columns]
+        column_groups = [part.columns for part in parts if part.columns]
         weights = () if head.weight_column is None else ((head.weight_column,),)
 
         def encode(batch: object, mode: str) -> Any:
@@ -269,7 +192,7 @@ class PremadeEstimator(Estimator):
             num_examples = len(next(iter(features.values())))
             return {**values, _EXAMPLES: np.arange(num_examples, dtype="float32")}
 
-        self._host_transforms = HostTransforms(encode=encode, decode=head.decode)
+        self._encode, self._decode = encode, head.decode
 
 
 class BaselineEstimator(PremadeEstimator):
@@ -303,8 +226,7 @@ class BaselineEstimator(PremadeEstimator):
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
-        networks = [(BiasNetwork(), optimizer_factory(optimizer, _BASELINE_LEARNING_RATE))]
-        super().__init__(head, networks, model_dir, config, None)
+        super().__init__(head, [_bias_part(optimizer)], model_dir, config, None)
 
 
 class BaselineClassifier(BaselineEstimator):
@@ -417,7 +339,7 @@ class LinearEstimator(PremadeEstimator):
         super().__init__(head, [linear], model_dir, config, warm_start_from)
 
 
-class LinearClassifier(PremadeEstimator):
+class LinearClassifier(LinearEstimator):
     """Linear classifier.
 
     All other arguments are those of `LinearEstimator`.
@@ -452,11 +374,12 @@ class LinearClassifier(PremadeEstimator):
         sparse_combiner: Combiner = "sum",
     ) -> None:
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        linear = _linear_part(feature_columns, optimizer, _WIDE_LEARNING_RATE, sparse_combiner)
-        super().__init__(head, [linear], model_dir, config, warm_start_from)
+        super().__init__(
+            head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from
+        )
 
 
-class LinearRegressor(PremadeEstimator):
+class LinearRegressor(LinearEstimator):
     """Linear regressor.
 
     All other arguments are those of `LinearEstimator`.
@@ -490,8 +413,9 @@ class LinearRegressor(PremadeEstimator):
         sparse_combiner: Combiner = "sum",
     ) -> None:
         head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        linear = _linear_part(feature_columns, optimizer, _WIDE_LEARNING_RATE, sparse_combiner)
-        super().__init__(head, [linear], model_dir, config, warm_start_from)
+        super().__init__(
+            head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from
+        )
 
 
 class DNNEstimator(PremadeEstimator):
@@ -511,7 +435,8 @@ class DNNEstimator(PremadeEstimator):
         batch_norm: True to normalize the outputs of hidden layers.
 
     Raises:
-        ValueError: if columns, units, dropout or optimizer are invalid.
+        ValueError: if columns or optimizer are invalid; in training, by Keras, if units or dropout
+            are.
 
     Example:
         >>> estimator = sg.estimator.DNNEstimator(
@@ -544,7 +469,7 @@ class DNNEstimator(PremadeEstimator):
         super().__init__(head, [deep], model_dir, config, warm_start_from)
 
 
-class DNNClassifier(PremadeEstimator):
+class DNNClassifier(DNNEstimator):
     """Deep network classifier.
 
     All other arguments are those of `DNNEstimator`.
@@ -592,12 +517,11 @@ class DNNClassifier(PremadeEstimator):
         batch_norm: bool = False,
     ) -> None:
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        layers = hidden_units, activation_fn, dropout, batch_norm
-        deep = _deep_part(feature_columns, optimizer, None, *layers)
-        super().__init__(head, [deep], model_dir, config, warm_start_from)
+        layers = hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout
+        super().__init__(head, *layers, config, warm_start_from, batch_norm)
 
 
-class DNNRegressor(PremadeEstimator):
+class DNNRegressor(DNNEstimator):
     """Deep network regressor.
 
     All other arguments are those of `DNNEstimator`.
@@ -634,9 +558,8 @@ class DNNRegressor(PremadeEstimator):
         batch_norm: bool = False,
     ) -> None:
         head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        layers = hidden_units, activation_fn, dropout, batch_norm
-        deep = _deep_part(feature_columns, optimizer, None, *layers)
-        super().__init__(head, [deep], model_dir, config, warm_start_from)
+        layers = hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout
+        super().__init__(head, *layers, config, warm_start_from, batch_norm)
 
 
 class DNNLinearCombinedEstimator(PremadeEstimator):
@@ -694,13 +617,25 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
         linear_sparse_combiner: Combiner = "sum",
         warm_start_from: object = None,
     ) -> None:
-        linear = linear_feature_columns, linear_optimizer, linear_sparse_combiner
-        layers = dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm
-        parts = _combined_parts(*linear, dnn_feature_columns, dnn_optimizer, *layers)
+        wide, deep = list(linear_feature_columns or ()), list(dnn_feature_columns or ())
+        if not (wide or deep) or (deep and not dnn_hidden_units):
+            raise invalid(
+                f"There are {len(wide)} linear_feature_columns and {len(deep)} "
+                f"dnn_feature_columns, with dnn_hidden_units={dnn_hidden_units}.",
+                "columns of at least one part, and hidden units for a deep one.",
+                "pass dnn_hidden_units=[64, 32], for example.",
+            )
+        parts: list[Part] = []
+        if deep and dnn_hidden_units:
+            layers = dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm
+            parts.append(_deep_part(deep, dnn_optimizer, _DNN_LEARNING_RATE, *layers))
+        if wide:
+            rate = min(_LINEAR_LEARNING_RATE, 1 / math.sqrt(len(wide)))
+            parts.append(_linear_part(wide, linear_optimizer, rate, linear_sparse_combiner))
         super().__init__(head, parts, model_dir, config, warm_start_from)
 
 
-class DNNLinearCombinedClassifier(PremadeEstimator):
+class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
     """Wide-and-deep classifier: a linear model plus a deep network.
 
     All other arguments are those of `DNNLinearCombinedEstimator`.
@@ -744,13 +679,13 @@ class DNNLinearCombinedClassifier(PremadeEstimator):
         linear_sparse_combiner: Combiner = "sum",
     ) -> None:
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        linear = linear_feature_columns, linear_optimizer, linear_sparse_combiner
-        layers = dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm
-        parts = _combined_parts(*linear, dnn_feature_columns, dnn_optimizer, *layers)
-        super().__init__(head, parts, model_dir, config, warm_start_from)
+        linear = model_dir, linear_feature_columns, linear_optimizer
+        layers = dnn_feature_columns, dnn_optimizer, dnn_hidden_units, dnn_activation_fn
+        rest = dnn_dropout, config, batch_norm, linear_sparse_combiner, warm_start_from
+        super().__init__(head, *linear, *layers, *rest)
 
 
-class DNNLinearCombinedRegressor(PremadeEstimator):
+class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
     """Wide-and-deep regressor: a linear model plus a deep network.
 
     All other arguments are those of `DNNLinearCombinedEstimator`.
@@ -792,7 +727,7 @@ class DNNLinearCombinedRegressor(PremadeEstimator):
         linear_sparse_combiner: Combiner = "sum",
     ) -> None:
         head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        linear = linear_feature_columns, linear_optimizer, linear_sparse_combiner
-        layers = dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm
-        parts = _combined_parts(*linear, dnn_feature_columns, dnn_optimizer, *layers)
-        super().__init__(head, parts, model_dir, config, warm_start_from)
+        linear = model_dir, linear_feature_columns, linear_optimizer
+        layers = dnn_feature_columns, dnn_optimizer, dnn_hidden_units, dnn_activation_fn
+        rest = dnn_dropout, config, batch_norm, linear_sparse_combiner, warm_start_from
+        super().__init__(head, *linear, *layers, *rest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,12 +24,10 @@ from stratagem.estimator.export import (
 )
 from stratagem.estimator.premade.columns import NumericColumn
 from stratagem.estimator.premade.feature_column import numeric_column
-from stratagem.estimator.spec import EstimatorSpec, ModeKeys, minimize
+from stratagem.estimator.spec import EstimatorSpec, ModeKeys, arguments_of, minimize
 
 Reduction = Literal["sum", "sum_over_batch_size"]
 WeightColumn = str | NumericColumn | None
-
-_LOSS_ARGUMENTS = {"labels", "logits", "features"}
 
 
 class Head(abc.ABC):
@@ -45,7 +42,7 @@ class Head(abc.ABC):
 
     Raises:
         TypeError: if `weight_column` has the wrong type.
-        ValueError: if the reduction is unknown, or `loss_fn` takes other arguments.
+        ValueError: if the reduction is unknown.
 
     Example:
         >>> head = sg.estimator.BinaryClassHead(label_vocabulary=["ham", "spam"])
@@ -72,15 +69,8 @@ class Head(abc.ABC):
     ) -> None:
         check_known("loss_reduction", [loss_reduction], ("sum_over_batch_size", "sum"))
         self.loss_reduction = loss_reduction
-        names = [] if loss_fn is None else [*inspect.signature(loss_fn).parameters]
-        if loss_fn is not None and not {"labels", "logits"} <= {*names} <= _LOSS_ARGUMENTS:
-            raise invalid(
-                f"loss_fn takes the arguments {names}.",
-                "labels, logits and optionally features.",
-                "write it as def loss_fn(labels, logits).",
-            )
         self._loss_fn = loss_fn
-        self._loss_fn_arguments = names
+        self._loss_takes_features = loss_fn is not None and "features" in arguments_of(loss_fn)
         self.name = name
         wanted = "the name of a feature or a numeric column"
         check_type("weight_column", weight_column, WeightColumn, wanted)
@@ -111,7 +101,7 @@ class Head(abc.ABC):
         """
         available = self._predictions(self._checked_logits(logits))
         check_known("Prediction keys", keys or (), available)
-        return {key: available[key]() for key in keys or available}
+        return {key: available[key] for key in keys or available}
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, Any]:
         """Creates the Keras metrics of an evaluation, by TensorFlow's names."""
@@ -144,8 +134,8 @@ class Head(abc.ABC):
         return eval_metrics
 
     @abc.abstractmethod
-    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
-        """Returns a function for each prediction."""
+    def _predictions(self, logits: jax.Array) -> dict[str, Any]:
+        """Returns all predictions; a compiled step leaves out what nobody reads."""
 
     @abc.abstractmethod
     def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
@@ -271,7 +261,7 @@ class Head(abc.ABC):
         processed = self._processed_labels(logits, labels)
         losses = self._own_loss(processed, logits)
         if self._loss_fn is not None:
-            extra = {"features": features} if "features" in self._loss_fn_arguments else {}
+            extra = {"features": features} if self._loss_takes_features else {}
             custom = jnp.asarray(self._loss_fn(labels=processed, logits=logits, **extra), "float32")
             if custom.shape != losses.shape:
                 raise invalid(
@@ -385,19 +375,14 @@ class ClassHead(Head):
                 "check n_classes, or pass label_vocabulary for other labels.",
             )
 
-    def _class_predictions(self, class_logits: Any) -> dict[str, Callable[[], Any]]:
-        def class_ids() -> Any:
-            ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1), "int32")
-            return keras.ops.expand_dims(ids, -1)
-
-        def all_ids() -> Any:
-            ids = keras.ops.arange(self._n_classes, dtype="int32")
-            return keras.ops.broadcast_to(ids, (class_logits.shape[0], self._n_classes))
-
+    def _class_predictions(self, class_logits: Any) -> dict[str, Any]:
+        ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1, keepdims=True), "int32")
+        all_ids = keras.ops.arange(self._n_classes, dtype="int32")
+        all_ids = keras.ops.broadcast_to(all_ids, (class_logits.shape[0], self._n_classes))
         return {
-            "probabilities": lambda: keras.ops.softmax(class_logits, axis=-1),
-            "class_ids": class_ids,
-            "classes": class_ids,
+            "probabilities": keras.ops.softmax(class_logits, axis=-1),
+            "class_ids": ids,
+            "classes": ids,
             "all_class_ids": all_ids,
             "all_classes": all_ids,
         }
@@ -486,16 +471,16 @@ class BinaryClassHead(ClassHead):
         """Always 1."""
         return 1
 
-    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
+    def _predictions(self, logits: jax.Array) -> dict[str, Any]:
         both = keras.ops.concatenate([keras.ops.zeros_like(logits), logits], axis=-1)
         return {
-            "logits": lambda: logits,
-            "logistic": lambda: keras.ops.sigmoid(logits),
+            "logits": logits,
+            "logistic": keras.ops.sigmoid(logits),
             **self._class_predictions(both),
         }
 
     def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
-        predicted = self.predictions(logits, ["class_ids", "logistic"])
+        predicted = self._predictions(logits)
         class_ids = keras.ops.cast(predicted["class_ids"], "float32")
         logistic = predicted["logistic"]
         curves = ("auc", "auc_precision_recall", *self._metrics_of_thresholds)
@@ -568,11 +553,11 @@ class MultiClassHead(ClassHead):
         """One logit per class."""
         return self._n_classes
 
-    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
-        return {"logits": lambda: logits, **self._class_predictions(logits)}
+    def _predictions(self, logits: jax.Array) -> dict[str, Any]:
+        return {"logits": logits, **self._class_predictions(logits)}
 
     def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
-        return {"accuracy": (labels, self.predictions(logits, ["class_ids"])["class_ids"])}
+        return {"accuracy": (labels, self._predictions(logits)["class_ids"])}
 
     def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
         matching = self._matching(labels, logits)
@@ -657,14 +642,16 @@ class RegressionHead(Head):
         """Converts labels to float32."""
         return np.asarray(labels).astype(np.float32)
 
-    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
+    def _predictions(self, logits: jax.Array) -> dict[str, Any]:
         link = self._inverse_link_fn
-        if link is None:
-            return {"predictions": lambda: logits}
-        return {"predictions": lambda: link(logits), "logits": lambda: logits}
+        return (
+            {"predictions": logits}
+            if link is None
+            else {"predictions": link(logits), "logits": logits}
+        )
 
     def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
-        predictions = self.predictions(logits)["predictions"]
+        predictions = self._predictions(logits)["predictions"]
         return {"prediction/mean": (predictions,), "label/mean": (labels,)}
 
     def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
@@ -775,4 +762,4 @@ class LogisticRegressionHead(RegressionHead):
         return proportions
 
     def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
-        return jnp.logaddexp(0.0, logits) - labels * logits
+        return keras.ops.binary_crossentropy(labels, logits, from_logits=True)

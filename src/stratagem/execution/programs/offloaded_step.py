@@ -211,7 +211,6 @@ class _Update:
             self._run,
             (own, others),
             lasting if is_pinned else [*in_store, *lasting],
-            1,
             is_of_replicas=is_here,
             brought=in_store if is_pinned else [],
             put_back=own if is_pinned else [],

@@ -119,7 +119,6 @@ class StepProgram:
     function: Any
     shapes: tuple[Any, ...]  # of its arguments
     lasting: Sequence[jax.ShapeDtypeStruct]  # arguments in device memory between steps
-    num_donated: int = 0  # leading arguments that are donated
     is_of_replicas: bool = True  # True on the replicas' devices, False on the store's
     brought: Sequence[jax.ShapeDtypeStruct] = ()  # arguments copied from pinned host memory
     put_back: Sequence[jax.ShapeDtypeStruct] = ()  # results copied to pinned host memory
@@ -383,7 +382,7 @@ class ReplicaStep:
         )
         lasting = [shape for place, shape in places if place.is_on_devices]
         lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked-up rows
-        return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
+        return [StepProgram("replicas", function, shapes, lasting)]
 
 
 def _with_order(function: Callable[..., Any]) -> Callable[..., Any]:
