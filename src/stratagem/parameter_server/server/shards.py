@@ -185,10 +185,8 @@ class Shard:
         """Returns the result of `pulled` as updates compute with it."""
         return pulled
 
-    def scatter(
-        self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
-    ) -> None:
-        """Assigns rows of a table (`sign=0`), or adds to them. `version` is that of the server."""
+    def scatter(self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int) -> None:
+        """Assigns rows of a table (`sign=0`), or adds to them."""
         current = np.asarray(self.array(slot))
         new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
         self.mark(rows)
