@@ -19,7 +19,8 @@ import numpy as np
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.saving import CheckpointOptions, load_arrays, load_manifest
+from stratagem.checkpoint.saving import CheckpointOptions, load_manifest
+from stratagem.checkpoint.storage.files import read_arrays
 from stratagem.errors import invalid
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.spec import (
@@ -317,7 +318,7 @@ def _entries(path: str) -> tuple[dict[str, Any], str, list[str]]:
 def read_values(path: str) -> dict[str, Any]:
     """Returns the values of a checkpoint's variables by name."""
     manifest, item, _ = _entries(path)
-    return dict(load_arrays(Path(path), manifest, [item])[item])
+    return dict(read_arrays(Path(path), manifest, [item])[item])
 
 
 def read_variable(path: str, name: str) -> Any:
@@ -330,7 +331,7 @@ def read_variable(path: str, name: str) -> Any:
             f"one of {sorted(names)}.",
             "correct the name; get_variable_names() lists all names.",
         )
-    return load_arrays(Path(path), manifest, [item])[item][wanted]
+    return read_arrays(Path(path), manifest, [item])[item][wanted]
 
 
 # Steps of a model function.

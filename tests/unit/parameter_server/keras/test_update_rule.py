@@ -217,8 +217,8 @@ def test_rows_apart_have_the_bits_of_those_in_one_program(name, monkeypatch) -> 
     for key, value in together.state().items():
         np.testing.assert_array_equal(apart.state()[key], value, err_msg=key)
     shared = [names for names in apart.programs if names == ["stratagem_rows"]]
-    assert len(shared) == 5  # of 3 and 2 sizes and widths; the undecayed table has its own
-    assert [sorted(names) for names in together.programs] == 2 * [sorted(["kernel", *TABLES])]
+    assert len(shared) == 4  # sizes and widths; the undecayed table has its own
+    assert [sorted(names) for names in together.programs] == [sorted(["kernel", *TABLES])]
 
 
 def test_wavering_sizes_compile_few_programs() -> None:
