@@ -301,7 +301,8 @@ def _flip_byte(file: Path) -> None:
 
 
 def _lose_index(file: Path) -> None:
-    (file.parent.parent / "manifest.ocdbt").write_bytes(b"nothing")
+    (item,) = (folder for folder in file.parents if folder.name == "state")
+    (item / "manifest.ocdbt").write_bytes(b"nothing")
 
 
 def _require_equal(read: Any) -> None:
