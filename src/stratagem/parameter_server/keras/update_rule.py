@@ -81,6 +81,8 @@ class ProcessSettings:
 _SHARD = re.compile(r"/part_\d+$")
 
 _Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
+# By place of the variable and name.
+_Slots = dict[tuple[int, str], Any]
 
 
 class KerasUpdate:
@@ -272,8 +274,7 @@ class _Program:
                 ]
             )
         places = {id(variable): place for place, variable in enumerate(references)}
-        # Slots by place of the variable and name.
-        self.slots: dict[tuple[int, str], Any] = {}
+        self.slots: _Slots = {}
         counted: Counter[tuple[int, str]] = Counter()
         original: Callable[..., Any] = optimizer.add_variable_from_reference
 
@@ -326,8 +327,8 @@ class _Program:
         return State(scalars, dict(zip(names, values, strict=True)), by_name)
 
     def _step(
-        self, scalars: dict[str, Any], values: list[Any], slots: dict[Any, Any], grads: list[Any]
-    ) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+        self, scalars: dict[str, Any], values: list[Any], slots: _Slots, grads: list[Any]
+    ) -> tuple[dict[str, Any], list[Any], _Slots]:
         # No output may alias a gradient, whose memory the worker reuses.
         grads = jax.lax.optimization_barrier(grads)
         state = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]
