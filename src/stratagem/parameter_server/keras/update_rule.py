@@ -312,12 +312,13 @@ class _Program:
 
     def apply(self, state: State, grads: Mapping[str, np.ndarray], names: Sequence[str]) -> State:
         """Returns the new state of variables, in the order of the shapes."""
-        scalars, values, slots = self._run(
+        results: tuple[dict[str, Any], list[Any], _Slots] = self._run(
             dict(state.scalars),
             [state.values[name] for name in names],
             {(place, slot): state.slots[names[place]][slot] for place, slot in self.slots},
             [grads[name] for name in names],
         )
+        scalars, values, slots = results
         # JAX may compute in the background: gradients may be overwritten after this. All results
         # of a program are ready together.
         values[0].block_until_ready()
