@@ -28,8 +28,8 @@ from stratagem.checkpoint.restoring import (
     may_create_variables,
     receiver,
 )
-from stratagem.checkpoint.saving import check_arrays, check_tables, load_arrays, restore_tables
-from stratagem.checkpoint.storage.files import portions
+from stratagem.checkpoint.saving import check_tables, restore_tables
+from stratagem.checkpoint.storage import files
 from stratagem.checkpoint.storage.process import fits_in_memory, wait_for_writing
 from stratagem.checkpoint.storage.shard_reader import Receiver, Region, ShardReader
 from stratagem.checkpoint.storage.shards import (
@@ -289,11 +289,7 @@ class ShardedRestore:
         sharded = [one for one in values if sharded_value_of(one.variable) is not None]
         if not sharded or is_in_step() or not _is_same_everywhere(folder):
             return []
-        readable = run_on_first(
-            "Checkpoint.restore",
-            lambda: [self._reader.can_read(one.item, one.entry) for one in sharded],
-        )
-        return [one for one, can_read in zip(sharded, readable, strict=True) if can_read]
+        return sharded
 
 
 def _is_same_everywhere(folder: Path) -> bool:
@@ -530,7 +526,7 @@ class Restoration:
             )
             if fits_in_memory(size_bytes):
                 return False
-            check_arrays(self._folder, self._manifest, self._wanted(paths))
+            files.check_arrays(self._folder, self._manifest, self._wanted(paths))
             return True
 
         if not run_on_first("Checkpoint.restore", must_divide):
@@ -539,7 +535,7 @@ class Restoration:
         entries.pop(COMPONENTS, None)  # read with the values of their variables
         return [
             {name: [entry["path"] for entry in some] for name, some in portion.items()}
-            for portion in portions(entries)
+            for portion in files.portions(entries)
         ]
 
     def _load_everywhere(self, paths: _Paths, receive: Receiver | None = None) -> _Items:
@@ -554,7 +550,8 @@ class Restoration:
     def _load(self, paths: _Paths, receive: Receiver | None) -> _Items:
         """Reads arrays by name of the object; called on process 0, which has the folder."""
         names = {self._saved[name]["item"]: name for name in paths}
-        read = load_arrays(self._folder, self._manifest, self._wanted(paths), receive)
+        own = receive if current_group() is None else None  # others get bytes
+        read = files.read_arrays(self._folder, self._manifest, self._wanted(paths), own)
         return {names.get(item, item): dict(arrays) for item, arrays in read.items()}
 
     def _wanted(self, paths: _Paths) -> _Paths:

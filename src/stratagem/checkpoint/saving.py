@@ -24,7 +24,6 @@ from stratagem.checkpoint.objects import Part
 from stratagem.checkpoint.storage import files
 from stratagem.checkpoint.storage.files import (
     Arrays,
-    Wanted,
     is_whole,
     write,
 )
@@ -35,7 +34,6 @@ from stratagem.checkpoint.storage.process import (
 from stratagem.checkpoint.storage.process import (
     wait_for_writing as wait_for_files,
 )
-from stratagem.checkpoint.storage.shard_reader import Receiver
 from stratagem.checkpoint.storage.shards import (
     ShardedWrite,
     is_of_shards,
@@ -313,32 +311,7 @@ def wait_for_writing() -> None:
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint; raises DataLossError if it is damaged."""
     wait_for_files()
-    return _storage().read_manifest(folder)
-
-
-def _storage() -> Any:
-    """Returns what reads checkpoints: a process of its own, if this one is in a group of JAX."""
-    return files if jax.process_count() == 1 else storage_process()
-
-
-def load_arrays(
-    folder: Path,
-    manifest: Mapping[str, Any],
-    names: Wanted,
-    receive: Receiver | None = None,
-) -> dict[str, Arrays]:
-    """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
-
-    `names` holds item names; a dict also selects paths within each item. `receive` copies large
-    arrays that this process reads itself, as in `stratagem.checkpoint.storage.read_arrays`.
-    """
-    own = (receive,) if jax.process_count() == 1 else ()
-    return _storage().read_arrays(folder, manifest, names, *own)
-
-
-def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
-    """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
-    _storage().check_arrays(folder, manifest, names)
+    return files.read_manifest(folder)
 
 
 def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:
@@ -455,7 +428,7 @@ class CheckpointReader:
             )
         item, entry = self._entries[tensor_str]
         path = entry["path"]
-        return load_arrays(self._folder, self._manifest, {item: [path]})[item][path]
+        return files.read_arrays(self._folder, self._manifest, {item: [path]})[item][path]
 
 
 def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:

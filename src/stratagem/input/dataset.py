@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem import contexts as stack
 from stratagem.errors import check_type, invalid
-from stratagem.input.batch_messages import SnapshotSource
 from stratagem.input.sources.adapters import GeneratorSource, as_source, batched_source, every_nth
 from stratagem.input.sources.source import (
     SHARD_HINT,
@@ -143,32 +141,6 @@ class Dataset:
         how = "pass the function, not its result: from_generator(batches)."
         check_type("generator", generator, callable, wanted, how, owner="from_generator")
         return cls(GeneratorSource(lambda: generator(*args)))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Dataset:
-        """Loads a snapshot that `sg.input.service.save` has written.
-
-        Args:
-            path: folder of the snapshot.
-
-        Returns:
-            The dataset. Its arrays are read-only views of memory-mapped files. It resumes at any
-            batch without reading those before.
-
-        Raises:
-            DataLossError: the snapshot is not finished or damaged; a damaged batch raises when it
-                is read.
-            NotFoundError: there is no snapshot.
-
-        Example:
-            >>> sg.input.Dataset.load("/no/such/folder")
-            Traceback (most recent call last):
-            stratagem.errors.NotFoundError: There is no snapshot at /no/such/folder.
-            ...
-
-        Source: TF 2.21 dataset_ops.py, Dataset.load.
-        """
-        return cls(SnapshotSource(path))
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Returns a dataset of several consecutive epochs of this one.

@@ -349,7 +349,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
         return arrays
 
     monkeypatch.setattr("stratagem.checkpoint.restoration.fits_in_memory", lambda _: False)
-    monkeypatch.setattr("stratagem.checkpoint.storage.files.read_arrays", recorded)
+    monkeypatch.setattr(files, "read_arrays", recorded)
     monkeypatch.setattr(files, "_PORTION_BYTES", 100)
     return read
 

@@ -350,14 +350,14 @@ def test_a_later_restore_takes_the_place_of_one_that_waits(saved: Any, tmp_path:
 
 def test_pending_values_stay_on_disk(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = restoration.load_arrays
+    original = restoration.files.read_arrays
 
     def counted(*args: Any) -> Any:
         items = original(*args)
         read.append(sum(array.size for arrays in items.values() for array in arrays.values()))
         return items
 
-    monkeypatch.setattr(restoration, "load_arrays", counted)
+    monkeypatch.setattr(restoration.files, "read_arrays", counted)
     path, values = saved
     model = keras.Sequential(layers())
     sg.train.Checkpoint(model=model).restore(path).expect_partial()

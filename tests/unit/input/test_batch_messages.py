@@ -1,13 +1,9 @@
-"""Snapshots: the same batches, from any position, and errors that name what is wrong."""
+"""Batches as messages: bit for bit through the bytes of a message, and nothing is pickled."""
 
 from __future__ import annotations
 
 import collections
-import json
-import pickle
-import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,11 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import stratagem as sg
 from stratagem.group.transport.wire import Message, pack, unpack
 from stratagem.input.batch_messages import (
-    SnapshotBatches,
-    SnapshotSource,
     checked_compression,
     compressed,
     decompressed,
@@ -31,119 +24,12 @@ from stratagem.input.batch_messages import (
     unpack_batch,
 )
 from stratagem.input.batches import SparseRows
-from tests.unit.input.service.servers import input_servers
-
-_NUM_BATCHES = 9
-
-
-def _batch(number: int) -> dict[str, Any]:
-    return {
-        "x": np.arange(number * 1000, dtype=np.float32).reshape(-1, 10),
-        "bf16": np.full(3, number, ml_dtypes.bfloat16),
-        "text": np.array([f"é{number}", None, b"raw"], object),
-        "empty": np.zeros((0, 2), np.int8),
-        "number": np.array(number),
-    }
-
-
-def _batches() -> list[dict[str, Any]]:
-    return [_batch(number) for number in range(_NUM_BATCHES)]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("snapshots") / "saved"
-    with input_servers(2, worker_timeout_ms=30_000) as servers:
-        sg.input.service.save(_batches(), folder, servers.target)
-    return folder
-
-
-@pytest.fixture
-def copied(saved, tmp_path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "copied"))
-
-
-def test_batches_are_those_of_the_dataset_in_their_order(saved) -> None:
-    dataset = sg.input.Dataset.load(saved)
-    assert len(dataset) == _NUM_BATCHES
-    for _ in range(2):
-        found = [*dataset]
-        assert len(found) == _NUM_BATCHES
-        for one, expected in zip(found, _batches(), strict=True):
-            _same(one, expected)
-    found = pickle.loads(pickle.dumps(SnapshotBatches(saved)))[-1]
-    assert not found["x"].flags.owndata  # a view of the file
-    with pytest.raises(ValueError, match="read-only"):
-        found["x"][0] = 1
-
-
-def test_it_resumes_at_any_batch_and_reads_none_before(copied) -> None:
-    batches = SnapshotSource(copied).open(0)
-    for _ in range(4):
-        next(batches)
-    state = json.loads(json.dumps(batches.state()))
-    # Reading one of the batches before would raise.
-    _damage(copied, number=2)
-    again = SnapshotSource(copied).open(0)
-    again.restore(state)
-    for number in range(4, _NUM_BATCHES):
-        _same(next(again), _batch(number))
-    source = SnapshotSource(copied)
-    assert source.can_seek
-    assert source.order_follows_epoch
-    _same(next(source.open_at(1, 7)), _batch(7))
-
-
-def _damage(folder: Path, *, number: int) -> None:
-    file_number, place, end = SnapshotBatches(folder)._places[number].tolist()
-    path = folder / SnapshotBatches(folder)._files[file_number].path.name
-    data = bytearray(path.read_bytes())
-    data[(place + end) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("number", [0, 5, _NUM_BATCHES - 1])
-def test_damaged_batch_is_named_and_others_are_read(copied, number) -> None:
-    _damage(copied, number=number)
-    batches = SnapshotBatches(copied)
-    for other in range(_NUM_BATCHES):
-        if other != number:
-            _same(batches[other], _batch(other))
-    with pytest.raises(sg.errors.DataLossError, match=f"batch {number}, at byte .* fails its"):
-        batches[number]
-
-
-def test_damaged_manifest_and_files_are_errors(copied) -> None:
-    manifest = copied / "manifest"
-    intact = manifest.read_bytes()
-    for damaged in (b"", intact[:-1], intact[:10], b"other" + intact, intact[:30] + b"x"):
-        manifest.write_bytes(damaged)
-        with pytest.raises(sg.errors.DataLossError, match="its manifest is incomplete"):
-            sg.input.Dataset.load(copied)
-    manifest.write_bytes(intact)
-    (file, *_) = sorted(copied.glob("batches-*"))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    with pytest.raises(sg.errors.DataLossError, match=f"the file {file.name} is incomplete"):
-        sg.input.Dataset.load(copied)
-    file.unlink()
-    with pytest.raises(sg.errors.DataLossError, match=f"the file {file.name} is missing"):
-        sg.input.Dataset.load(copied)
-    manifest.unlink()
-    with pytest.raises(sg.errors.DataLossError, match="is not finished: it has no manifest"):
-        sg.input.Dataset.load(copied)
-    with pytest.raises(sg.errors.NotFoundError, match="There is no snapshot at"):
-        sg.input.Dataset.load(copied / "nothing")
-
-
-# Batches as messages: bit for bit through the bytes of a message, and nothing is pickled.
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 
 
 def _through(batch: Any) -> Any:
-    message = pack_batch(batch, split=3)
-    assert message.fields["split"] == 3
+    message = pack_batch(batch)
     return unpack_batch(unpack([bytes(frame) for frame in pack(message)]))
 
 
@@ -277,8 +163,8 @@ _TREE: dict[str, Any] = {
 
 def test_batches_come_out_as_they_went_in() -> None:
     pytest.importorskip("zstandard")
-    message = pack_batch(_TREE, is_compressed=True, split=1)
-    plain = pack_batch(_TREE, split=1)
+    message = pack_batch(_TREE, is_compressed=True)
+    plain = pack_batch(_TREE)
     assert sum(one.nbytes for one in message.arrays) < sum(one.nbytes for one in plain.arrays) / 20
     found = unpack_batch(unpack([bytes(frame) for frame in pack(message)]))
     _same(found, _TREE)

@@ -15,10 +15,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +24,11 @@ import numpy as np
 from stratagem.checkpoint.storage.shard_reader import (
     Receiver,
     add_checksum,
-    check_array,
     damage_error,
     describe_items,
-    read_large_arrays,
+    read_whole,
     verified_manifest,
-    verify_large_arrays,
+    verify_whole,
 )
 from stratagem.checkpoint.storage.shards import (
     ShardedWrite,
@@ -89,12 +85,10 @@ COMMIT_MARK = "commit_success.txt"
 """The file that Orbax writes last."""
 
 _METADATA = "_CHECKPOINT_METADATA"
-# Read at once: Orbax holds about twice this amount until the arrays are complete.
+# Read and assigned at once where memory is scarce.
 _PORTION_BYTES = 2**28
-_NUM_READERS = 2
 _STILL_WRITING_S = 5.0
 _BETWEEN_REMOVALS_S = 0.1
-_READ_ERRORS = (OSError, ValueError, KeyError, TypeError, EOFError)
 
 
 def write(
@@ -168,18 +162,18 @@ def is_whole(folder: Path) -> bool:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint.
 
-    Raises DataLossError if it is damaged, NotFoundError if it does not exist, and ValueError if it
-    was not written by Stratagem.
+    Raises:
+        NotFoundError: there is no complete checkpoint.
+        DataLossError: it is damaged.
+        ValueError: another program or a newer version wrote it.
     """
-    orbax = _orbax()
     _require(folder)
-    warned = OrbaxWarnings()
     try:
-        json.loads((folder / _METADATA).read_bytes())  # Orbax does not report unreadable metadata
-        with collect_warnings(warned):
-            manifest = orbax.checkpointables_metadata(folder).custom_metadata
-    except _READ_ERRORS as error:
-        raise damage_error(str(folder), _reason(error, warned)) from error
+        metadata = json.loads((folder / _METADATA).read_bytes())
+        manifest = metadata["custom_metadata"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        how = f"its metadata cannot be read ({type(error).__name__}: {error})"
+        raise damage_error(str(folder), how) from error
     return verified_manifest(manifest, str(folder))
 
 
@@ -191,27 +185,15 @@ def read_arrays(
 ) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` are item names; a dict also selects paths within each item. `receive` copies each
-    large array once it is verified, in any thread; its copy replaces the array.
+    `names` holds item names; a dict also selects paths within each item. `receive` copies large
+    arrays.
     """
-    entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
-    items: dict[str, dict[str, Any]] = {
-        name: dict.fromkeys(entry["path"] for entry in entries[name]) for name in names
-    }
-    large = read_large_arrays(folder, entries, receive)
-    rest = _read_portions(folder, manifest, _without(entries, large))
-    for read in chain([large], rest):
-        for name, arrays in read.items():
-            items[name] |= arrays
-    return dict[str, Arrays](items)
+    return dict[str, Arrays](read_whole(folder, _chosen(manifest, names), receive))
 
 
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
-    entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
-    large = verify_large_arrays(folder, entries)
-    for _ in _read_portions(folder, manifest, _without(entries, large)):
-        pass
+    verify_whole(folder, _chosen(manifest, names))
 
 
 def portions(
@@ -230,49 +212,6 @@ def portions(
             filled_bytes += size_bytes
     if portion:
         yield portion
-
-
-def _read_portions(
-    folder: Path, manifest: Mapping[str, Any], entries: Mapping[str, list[dict[str, Any]]]
-) -> Iterator[Mapping[str, Arrays]]:
-    """Yields verified portions; the disk reads one while another is copied and verified."""
-
-    def read(portion: Mapping[str, Sequence[Mapping[str, Any]]]) -> Mapping[str, Arrays]:
-        found = _read_portion(folder, manifest, portion)
-        for name, some in portion.items():
-            for entry in some:
-                check_array(entry, found[name][entry["path"]], str(folder))
-        return found
-
-    with ThreadPoolExecutor(_NUM_READERS, "stratagem-readers") as threads:
-        pending: deque[Future[Mapping[str, Arrays]]] = deque()
-        for portion in portions(entries):
-            if len(pending) == _NUM_READERS:
-                yield pending.popleft().result()
-            pending.append(threads.submit(read, portion))
-        while pending:
-            yield pending.popleft().result()
-
-
-def _read_portion(
-    folder: Path, manifest: Mapping[str, Any], portion: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-    orbax = _orbax()
-    items = {name: _abstract(entries) for name, entries in portion.items()}
-    requested = {
-        name: _nested({**_skipped_arrays(manifest["items"][name], orbax.PLACEHOLDER), **item})
-        for name, item in items.items()
-        if _with_bytes(item)
-    }
-    warned = OrbaxWarnings()
-    try:
-        with collect_warnings(warned):
-            trees = orbax.load_checkpointables(folder, requested) if requested else {}
-    except Exception as error:
-        raise damage_error(str(folder), _reason(error, warned)) from error
-    for name, item in items.items():
-        item |= {path: _leaf(trees[name], path) for path in _with_bytes(item)}
-    return items
 
 
 def _saving(orbax: Any) -> Any:
@@ -318,26 +257,16 @@ def _with_bytes(flat: Mapping[str, Any]) -> Mapping[str, Any]:
     return {path: array for path, array in flat.items() if array is ... or array.size}
 
 
-def _chosen(entries: list[dict[str, Any]], names: Wanted, name: str) -> list[dict[str, Any]]:
+def _chosen(manifest: Mapping[str, Any], names: Wanted) -> dict[str, list[dict[str, Any]]]:
+    """Returns the entries of the wanted arrays by item."""
+    items = {name: manifest["items"][name] for name in names}
     if not isinstance(names, Mapping):
-        return entries
-    paths = set(names[name])
-    return [entry for entry in entries if entry["path"] in paths]
-
-
-def _without(
-    entries: Mapping[str, list[dict[str, Any]]], read: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[dict[str, Any]]]:
-    """Returns the entries of arrays that are not read yet."""
+        return items
+    paths = {name: set(some) for name, some in names.items()}
     return {
-        name: [entry for entry in some if entry["path"] not in read.get(name, ())]
-        for name, some in entries.items()
+        name: [entry for entry in entries if entry["path"] in paths[name]]
+        for name, entries in items.items()
     }
-
-
-def _skipped_arrays(entries: list[dict[str, Any]], mark: object) -> dict[str, Any]:
-    """Maps every array of an item that has bytes to the marker for arrays that are not read."""
-    return {entry["path"]: mark for entry in entries if 0 not in entry["shape"]}
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,16 +279,6 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
             branch = branch.setdefault(folder, {})
         branch[last] = value
     return tree
-
-
-def _leaf(tree: Mapping[str, Any], path: str) -> np.ndarray[Any, Any]:
-    for part in path.split("/"):
-        tree = tree[part]
-    return np.asarray(tree)
-
-
-def _abstract(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {entry["path"]: np.empty(entry["shape"], np.dtype(entry["dtype"])) for entry in entries}
 
 
 def _remove_unfinished(folder: Path) -> None:

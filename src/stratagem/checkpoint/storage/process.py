@@ -19,10 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stratagem import environment, settings
-from stratagem.checkpoint.storage.files import Arrays, Wanted
+from stratagem.checkpoint.storage.files import Arrays
 from stratagem.checkpoint.storage.shards import (
     ShardedWrite,
     is_of_shards,
@@ -191,34 +189,6 @@ class StorageProcess:
         """Allocates memory for the first `write` in another thread."""
         with self._lock:
             self._submit(lambda: self._staging.reserve(size_bytes))
-
-    def read_manifest(self, folder: Path) -> dict[str, Any]:
-        """Returns the manifest of a checkpoint; raises as `read_manifest`."""
-        with self._lock:
-            return self._submit(lambda: self._request("read_manifest", folder)).result()
-
-    def read_arrays(
-        self, folder: Path, manifest: Mapping[str, Any], names: Wanted
-    ) -> dict[str, Arrays]:
-        """Reads and verifies arrays, as `stratagem.checkpoint.storage.read_arrays`."""
-
-        def work() -> dict[str, Arrays]:
-            locations = self._request("read_arrays", folder, dict(manifest), names)
-            found = self._staging.get(locations)
-            return {
-                name: {path: np.array(array) for path, array in found.get(name, {}).items()}
-                for name in names
-            }
-
-        with self._lock:
-            return self._submit(work).result()
-
-    def check_arrays(self, folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
-        """Verifies arrays, as `stratagem.checkpoint.storage.check_arrays`."""
-        with self._lock:
-            self._submit(
-                lambda: self._request("check_arrays", folder, dict(manifest), names)
-            ).result()
 
     def wait(self) -> None:
         """Waits until pending work and its callbacks are done; errors stay with their futures."""

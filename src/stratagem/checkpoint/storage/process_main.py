@@ -21,7 +21,7 @@ from stratagem.checkpoint.storage.staging import ArrayLocation, Staging
 
 
 class StorageServer:
-    """Serves read and write requests one at a time until the connection closes."""
+    """Serves requests to write one at a time until the connection closes."""
 
     def __init__(self, connection: Connection, staging: Staging) -> None:
         self._connection = connection
@@ -31,9 +31,6 @@ class StorageServer:
             "write_shards": lambda folder, process_id, locations: write_shards(
                 folder, process_id, staging.get(locations)
             ),
-            "read_manifest": files.read_manifest,
-            "read_arrays": lambda *arguments: staging.put(files.read_arrays(*arguments)),
-            "check_arrays": files.check_arrays,
         }
         self.is_busy = False
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.checkpoint.storage.shards import open_database, shard_key
+from stratagem.checkpoint.storage.shards import INSTALL, open_database, shard_key
 from stratagem.environment import load
 from stratagem.errors import DataLossError, explain, invalid
 from stratagem.resources import available_cores
@@ -120,13 +120,13 @@ def _text_checksum(manifest: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
-# Large arrays, read from Orbax's files without Orbax.
+# Arrays, read from Orbax's files without Orbax, which would synchronize JAX's group.
 #
 # Orbax and TensorStore read a chunk to memory of their own, then copy it, and fresh memory costs
 # more time than the disk. A chunk that is not compressed is contiguous in its file: a saved shard,
 # or an array that was saved whole. Here it is read once, and verified while it is in the
-# processor's cache. The checksum of the manifest decides; arrays that were saved whole and are not
-# found, or differ, are left to Orbax.
+# processor's cache. The checksum of the manifest decides: an array that was saved whole and is not
+# found so, or differs, has another layout, which TensorStore reads, or is damaged.
 
 Region = tuple[slice, ...]
 """Part of an array: a slice with a start and an end for each axis."""
@@ -138,7 +138,7 @@ Receiver = Callable[[_Array], Any]
 
 _Entries = Mapping[str, Sequence[Mapping[str, Any]]]
 
-# Smaller ones are left to Orbax, which reads many of them at once.
+# Smaller arrays are returned as they are: another copy costs more than their memory.
 _MIN_BYTES = 2**20
 # Read and verified at once: fits the cache of a core.
 _PIECE_BYTES = 2**19
@@ -163,67 +163,48 @@ class _Chunk:
     crc32: int
 
 
-def read_large_arrays(
+def read_whole(
     folder: Path, entries: _Entries, receive: Receiver | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns large arrays and those saved as shards by item and path, or what `receive` returns.
+    """Returns arrays by item and path; large ones as `receive` returns them.
 
-    Omits what Orbax has to read: small, compressed, and damaged arrays that were saved whole.
-    Raises DataLossError for a damaged shard.
+    Raises DataLossError if one is damaged.
     """
-    reader = ShardReader(folder)
-    found = reader.large(entries)
+    reader, found = ShardReader(folder), _pairs(entries)
     scratch = SimpleQueue[_Array]()
-    for _ in range(_num_readers() if receive and found else 0):
-        scratch.put(np.empty(max(_size_bytes(entry) for _, entry in found), np.uint8))
+    largest_bytes = max((_size_bytes(entry) for _, entry in found), default=0)
+    for _ in range(_num_readers() if receive and largest_bytes >= _MIN_BYTES else 0):
+        scratch.put(np.empty(largest_bytes, np.uint8))
 
-    def read(item: str, entry: Mapping[str, Any]) -> Any:
-        size_bytes = _size_bytes(entry)
-        memory = np.empty(size_bytes, np.uint8) if receive is None else scratch.get()
+    def read(one: tuple[str, Mapping[str, Any]]) -> Any:
+        (item, entry), size_bytes = one, _size_bytes(one[1])
+        is_received = receive is not None and size_bytes >= _MIN_BYTES
+        memory = scratch.get() if is_received else np.empty(size_bytes, np.uint8)
         try:
             array = memory[:size_bytes].view(entry["dtype"]).reshape(entry["shape"])
             reader.fill(item, entry, [(array, tuple(slice(0, size) for size in entry["shape"]))])
-            return array if receive is None else receive(array)
+            return receive(array) if receive is not None and is_received else array
         finally:
-            if receive is not None:
+            if is_received:
                 scratch.put(memory)
 
-    return _by_path(found, read)
-
-
-def verify_large_arrays(folder: Path, entries: _Entries) -> dict[str, dict[str, bool]]:
-    """Returns True by item and path for undamaged arrays, of those that `read_large_arrays` reads.
-
-    Raises DataLossError for a damaged shard.
-    """
-    reader = ShardReader(folder)
-
-    def verify(item: str, entry: Mapping[str, Any]) -> bool:
-        reader.verify(item, entry)
-        return True
-
-    return _by_path(reader.large(entries), verify)
-
-
-def _by_path(
-    found: Sequence[tuple[str, Mapping[str, Any]]], work: Callable[[str, Mapping[str, Any]], Any]
-) -> dict[str, dict[str, Any]]:
-    """Returns what work returns by item and path, except None; several threads work."""
-
-    def done(one: tuple[str, Mapping[str, Any]]) -> Any:
-        try:
-            return work(*one)
-        except DataLossError:
-            if is_sharded_entry(one[1]):
-                raise
-            return None  # Orbax may read it
-
-    results: dict[str, dict[str, Any]] = {}
+    read_by_path: dict[str, dict[str, Any]] = {item: {} for item in entries}
     with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
-        for (item, entry), result in zip(found, threads.map(done, found), strict=True):
-            if result is not None:
-                results.setdefault(item, {})[entry["path"]] = result
-    return results
+        for (item, entry), array in zip(found, threads.map(read, found), strict=True):
+            read_by_path[item][entry["path"]] = array
+    return read_by_path
+
+
+def verify_whole(folder: Path, entries: _Entries) -> None:
+    """Raises DataLossError if an array is damaged."""
+    reader = ShardReader(folder)
+    with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
+        for _ in threads.map(lambda one: reader.verify(*one), _pairs(entries)):
+            pass
+
+
+def _pairs(entries: _Entries) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(item, entry) for item, some in entries.items() for entry in some]
 
 
 def _num_readers() -> int:
@@ -239,25 +220,6 @@ class ShardReader:
         self._items: dict[str, dict[str, _Location]] = {}
         self._databases: dict[str, Any] = {}
 
-    def large(self, entries: _Entries) -> list[tuple[str, Mapping[str, Any]]]:
-        """Returns items and entries of large arrays, and of those saved as shards."""
-        return [
-            (item, entry)
-            for item, some in entries.items()
-            for entry in some
-            if (is_sharded_entry(entry) or _size_bytes(entry) >= _MIN_BYTES)
-            and self.can_read(item, entry)
-        ]
-
-    def can_read(self, item: str, entry: Mapping[str, Any]) -> bool:
-        """True for an array whose parts can be read; Orbax reads the others whole."""
-        if is_sharded_entry(entry):
-            return True
-        (chunk,) = _chunks(entry)
-        location = self._locations(item).get(chunk.key)
-        size_bytes = _size_bytes(entry)
-        return location is not None and location.length_bytes - size_bytes in (0, _INDEX_BYTES)
-
     def read(self, item: str, entry: Mapping[str, Any], regions: Sequence[Region]) -> list[_Array]:
         """Returns the regions of an array; raises DataLossError if it is damaged."""
         dtype = np.dtype(entry["dtype"])
@@ -269,7 +231,18 @@ class ShardReader:
         self, item: str, entry: Mapping[str, Any], parts: Sequence[tuple[_Array, Region]]
     ) -> None:
         """Reads regions of an array to memory; raises DataLossError if it is damaged."""
+        try:
+            self._fill(item, entry, parts)
+        except DataLossError:
+            if is_sharded_entry(entry):
+                raise
+            whole = self._read_other(item, entry)
+            for array, region in parts:
+                array[...] = whole[region]
 
+    def _fill(
+        self, item: str, entry: Mapping[str, Any], parts: Sequence[tuple[_Array, Region]]
+    ) -> None:
         def read(chunk: _Chunk) -> None:
             targets = [
                 (array, region, common)
@@ -279,6 +252,10 @@ class ShardReader:
             if targets:
                 self._read_chunk(item, entry, chunk, targets)
 
+        if not is_sharded_entry(entry):
+            for chunk in _chunks(entry):
+                read(chunk)
+            return
         with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
             for _ in threads.map(read, _chunks(entry)):
                 pass
@@ -287,9 +264,36 @@ class ShardReader:
         self, item: str, entry: Mapping[str, Any], regions: Sequence[Region] | None = None
     ) -> None:
         """Raises DataLossError if a part of an array is damaged."""
-        for chunk in _chunks(entry):
-            if regions is None or any(_overlap(chunk.region, one) is not None for one in regions):
-                self._require(item, entry, chunk, None)
+        if not _size_bytes(entry):  # in the manifest only
+            return
+        try:
+            for chunk in _chunks(entry):
+                wanted = (_overlap(chunk.region, one) for one in regions or [chunk.region])
+                if any(one is not None for one in wanted):
+                    self._require(item, entry, chunk, None)
+        except DataLossError:
+            if is_sharded_entry(entry):
+                raise
+            self._read_other(item, entry)
+
+    def _read_other(self, item: str, entry: Mapping[str, Any]) -> _Array:
+        """Reads an array of another layout, such as a compressed one, by TensorStore."""
+        key = entry["path"].replace("/", ".")
+        place: dict[str, Any] = {"driver": "file", "path": f"{self._folder / item}/"}
+        if (self._folder / item / "manifest.ocdbt").exists():
+            place = {"driver": "ocdbt", "base": place, "path": f"{key}/"}
+        else:
+            place["path"] += f"{key}/"
+        tensorstore = load("tensorstore", needed_by="A checkpoint", install=INSTALL)
+        try:
+            found = tensorstore.open({"driver": "zarr3", "kvstore": place}).result()
+            array = np.asarray(found.read().result())
+        except (ValueError, OSError) as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            how = f"the array {entry['path']} cannot be read ({reason})"
+            raise damage_error(str(self._folder), how) from error
+        check_array(entry, array, str(self._folder))
+        return array
 
     def _read_chunk(
         self,
@@ -362,7 +366,7 @@ def _read_bytes(location: _Location, size_bytes: int, target: _Array | None) -> 
 
 def _locations_of(item: Path) -> dict[str, _Location]:
     """Returns the place of each value of an OCDBT database by key; empty if it is unreadable."""
-    tensorstore = load("tensorstore", needed_by="A checkpoint", install="'stratagem[checkpoint]'")
+    tensorstore = load("tensorstore", needed_by="A checkpoint", install=INSTALL)
     try:
         base = tensorstore.KvStore.open({"driver": "file", "path": f"{item}/"}).result()
         database = tensorstore.ocdbt.dump(base).result()
@@ -411,11 +415,13 @@ def _overlap(one: Region, other: Region) -> Region | None:
     return None if any(axis.start >= axis.stop for axis in common) else common
 
 
-def _within(common: Region, outer: Region) -> Region:
-    return tuple(
+def _within(common: Region, outer: Region) -> tuple[Any, ...]:
+    """Returns the index of a region in an array of another one; a view, also of a scalar."""
+    slices = (
         slice(one.start - begin.start, one.stop - begin.start)
         for one, begin in zip(common, outer, strict=True)
     )
+    return (..., *slices)
 
 
 def _direct_target(chunk: _Chunk, targets: list[tuple[_Array, Region, Region]]) -> _Array | None:

@@ -22,6 +22,7 @@ import numpy as np
 from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, explain
 
+INSTALL = "'stratagem[checkpoint]'"
 _SUFFIX = "#shards"
 _RESULT = "result.json"
 # Values of so many bytes are handed to TensorStore at once, which copies them.
@@ -300,4 +301,4 @@ def remove_shards(write: ShardedWrite) -> None:
 
 
 def _tensorstore() -> Any:
-    return load("tensorstore", needed_by="A checkpoint", install="'stratagem[checkpoint]'")
+    return load("tensorstore", needed_by="A checkpoint", install=INSTALL)

@@ -5,7 +5,6 @@ from stratagem.input.service.distribution import (
     distribute,
     from_dataset_id,
     register_dataset,
-    save,
 )
 from stratagem.input.service.splits import ShardingPolicy
 from stratagem.input.service.workers import InputService, WorkerConfig, WorkerServer, start
@@ -20,6 +19,5 @@ __all__ = [
     "distribute",
     "from_dataset_id",
     "register_dataset",
-    "save",
     "start",
 ]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stratagem import settings
-from stratagem.cluster.addresses import ip_address, is_loopback, split_address, without_scheme
+from stratagem.cluster.addresses import ip_address, is_loopback, split_address
 from stratagem.errors import NotFoundError, check_choice, explain, invalid
 from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
 from stratagem.group.transport.connection import Connections
@@ -111,7 +111,6 @@ class BookClient(Closing):
 
 
 _MOST_INTERVAL_S = 1.0  # between the announcements of a worker
-_ANY_PORT = "%port%"
 _ID_CHARACTERS = 32
 
 
@@ -122,8 +121,8 @@ class DispatcherConfig:
     Args:
         port: port to listen on; 0 picks a free one.
         protocol: "tcp"; one machine uses Unix sockets and shared memory by itself.
-        worker_addresses: addresses of all workers, required by the static sharding policies. A host
-            without a port stands for any worker of that host.
+        worker_addresses: addresses of workers, as TensorFlow's static policies need them. Not
+            needed here: these divide the data among the workers that are there.
         worker_timeout_ms: how long a worker may be silent before it is lost; None for
             `STRATAGEM_PEER_TIMEOUT_S`.
         host: address of this machine to listen on.
@@ -150,12 +149,8 @@ class DispatcherConfig:
 
 @dataclasses.dataclass
 class _Worker:
-    """A worker that has announced itself; `place` is in the list of the configuration, if any.
+    """A worker that has announced itself; `local` is its Unix socket's address, or empty."""
 
-    `local` is the address of its Unix socket, or empty.
-    """
-
-    place: int | None
     local: str
     tags: list[str]
     heard_s: float
@@ -197,8 +192,6 @@ class DispatchServer(Closing):
 
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
         self._config = config or DispatcherConfig()
-        listed = self._config.worker_addresses
-        self._listed = None if listed is None else [without_scheme(one) for one in listed]
         self._silence_s = (
             float(settings.read("peer_timeout_s"))
             if self._config.worker_timeout_ms is None
@@ -290,31 +283,12 @@ class DispatchServer(Closing):
 
     def _announce(self, message: Message) -> Message:
         address, local, tags = (message.fields[one] for one in ("address", "local", "tags"))
-        known = self._workers.get(address)
-        place = self._place_of(address) if known is None else known.place
-        self._workers[address] = _Worker(place, local, tags, time.monotonic())
+        self._workers[address] = _Worker(local, tags, time.monotonic())
         return Message("noted", {"interval_s": min(_MOST_INTERVAL_S, self._silence_s / 4)})
 
     def _expect(self, message: Message) -> Message:
         self._expected[message.fields["group"]] = message.fields["count"]
         return Message("noted")
-
-    def _place_of(self, address: str) -> int | None:
-        """Returns the first free place of the list that stands for a worker."""
-        if self._listed is None:
-            return None
-        self._forget_silent()
-        taken = {worker.place for worker in self._workers.values()}
-        address = without_scheme(address)
-        host = address.rpartition(":")[0]
-        for place, listed in enumerate(self._listed):
-            if place not in taken and listed in (address, host, f"{host}:{_ANY_PORT}"):
-                return place
-        raise invalid(
-            f"A worker at {address} asked to join.",
-            expected=f"one of DispatcherConfig.worker_addresses, {self._listed}, each once.",
-            fix="add its address, or correct WorkerConfig.worker_address.",
-        )
 
     def _leave(self, message: Message) -> Message:
         self._workers.pop(message.fields["address"], None)
@@ -323,14 +297,9 @@ class DispatchServer(Closing):
     def _readers(self, message: Message) -> Message:
         self._forget_silent()
         workers = sorted(self._workers.items())
-        readers: list[str | None] = [f"{one} {worker.local}".rstrip() for one, worker in workers]
-        if self._listed is not None:
-            by_place = {
-                worker.place: found for found, (_, worker) in zip(readers, workers, strict=True)
-            }
-            readers = [by_place.get(place) for place in range(len(self._listed))]
+        readers = [f"{one} {worker.local}".rstrip() for one, worker in workers]
         fields = {"readers": readers, "num_expected": sum(self._expected.values())}
-        return Message("readers", {**fields, "is_listed": self._listed is not None})
+        return Message("readers", fields)
 
     def _forget_silent(self) -> None:
         before_s = time.monotonic() - self._silence_s

@@ -1,14 +1,11 @@
-"""`distribute`, `register_dataset`, `from_dataset_id` and `save`: datasets that workers read."""
+"""`distribute`, `register_dataset`, and `from_dataset_id`: datasets that workers read."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import os
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,7 @@ from stratagem.cluster.addresses import split_address, without_scheme
 from stratagem.environment import load
 from stratagem.errors import check_number, explain, invalid
 from stratagem.group.current import current_group
-from stratagem.input.batch_messages import AUTO, SnapshotWriter, checked_compression
+from stratagem.input.batch_messages import AUTO, checked_compression
 from stratagem.input.dataset import Dataset
 from stratagem.input.service.address_book import BookClient
 from stratagem.input.service.splits import (
@@ -201,12 +198,6 @@ class ServiceReader(Reader):
             self.close()
             raise
 
-    @property
-    def identity(self) -> tuple[int, int]:
-        """Split of the last batch that was returned, and its index there."""
-        assert self._epoch is not None
-        return self._epoch.identity
-
     def state(self) -> Any:
         """Returns the position as JSON; None before the first batch."""
         return self._state if self._epoch is None else self._epoch.state()
@@ -366,56 +357,3 @@ def from_dataset_id(
     options = max_outstanding_requests, exactly_once, skip_errors
     wanted = _checked(processing_mode, *consumer, *options)
     return Dataset(ServiceSource(service, wanted, None, dataset_id=dataset_id, spec=element_spec))
-
-
-def save(dataset: Any, path: str | os.PathLike[str], service: str) -> None:
-    """Saves the first epoch of a dataset, read by input workers, for `sg.input.Dataset.load`.
-
-    Workers read and prepare the batches, and this process writes them. The snapshot has them in the
-    order of the dataset; those of files come file by file. If it is interrupted, the same call
-    continues it.
-
-    Args:
-        dataset: any dataset that `distribute_dataset` takes, can be pickled and can be read again.
-        path: folder of the snapshot, which is created.
-        service: address of the dispatcher, its `target`.
-
-    Raises:
-        FileExistsError: the folder has a finished snapshot.
-        OSError: the files cannot be written.
-        ValueError: the dataset has no end, or may have other batches when it is read again; or the
-            folder has an unfinished snapshot of another dataset.
-
-    Example:
-        >>> import tempfile
-        >>> dispatcher = sg.input.service.DispatchServer()
-        >>> config = sg.input.service.WorkerConfig(dispatcher.target)
-        >>> worker = sg.input.service.WorkerServer(config)
-        >>> dataset = sg.input.Dataset(np.arange(5), batch_size=2)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     sg.input.service.save(dataset, f"{folder}/numbers", dispatcher.target)
-        ...     print([batch.tolist() for batch in sg.input.Dataset.load(f"{folder}/numbers")])
-        [[0, 1], [2, 3], [4]]
-        >>> worker.stop()
-        >>> dispatcher.stop()
-
-    Source: TF 2.21 distributed_save_op.py, distributed_save.
-    """
-    source = as_source(dataset)
-    if source.cardinality == INFINITE_CARDINALITY:
-        raise invalid(
-            "save received a dataset without an end.",
-            expected="a dataset that ends.",
-            fix="save one repetition, and call repeat() on the loaded dataset.",
-        )
-    wanted = ReadRequest(ShardingPolicy.DYNAMIC, is_exact=True)
-    facts = dataclasses.asdict(facts_of(source))
-    with contextlib.ExitStack() as stack:
-        writer = stack.enter_context(SnapshotWriter(Path(path).absolute(), facts))
-        reader = ServiceSource(service, wanted, source).open(0)
-        assert isinstance(reader, ServiceReader)
-        stack.callback(reader.close)
-        reader.restore(writer.position)
-        for batch in reader:
-            writer.add(*reader.identity, batch, reader.state())
-        writer.finish()

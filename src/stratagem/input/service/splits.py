@@ -18,10 +18,9 @@ class ShardingPolicy(enum.IntEnum):
     """The way in which input workers share the data of an epoch.
 
     OFF: each worker reads all data, so each batch comes once per worker that is there when the
-    epoch begins; in coordinated reads once. DYNAMIC: workers take turns with files, or with ranges
-    of batches; each batch comes once. FILE, DATA, FILE_OR_DATA and HINT divide the data among
-    `DispatcherConfig.worker_addresses`: by file, by every nth batch, by file if there are enough,
-    and by `Dataset.shard` with `SHARD_HINT`.
+    epoch begins; in coordinated reads once. With all others, each batch comes once, and workers
+    take turns. DYNAMIC and FILE_OR_DATA: with files, or with ranges of batches. FILE: with files.
+    DATA: with ranges of batches. HINT: with eight shards, by `Dataset.shard` with `SHARD_HINT`.
 
     Example:
         >>> sg.input.service.ShardingPolicy.DYNAMIC.name
@@ -123,34 +122,33 @@ class SplitPlan:
     size: int = 0
 
 
-def plan_splits(
-    facts: SourceFacts, policy: ShardingPolicy, count: int | None, *, group: int | None = None
-) -> SplitPlan:
-    """Returns the splits of a source.
+# Shards of a dataset with a hint. Consumers agree on them without talking.
+_NUM_SHARDS = 8
 
-    `count` is the number of listed workers for a static policy, and the number of copies for OFF.
-    In coordinated reads, ranges consist of groups of `group` batches, and OFF is one copy, in
-    ranges if the source can seek. Raises ValueError if the source does not fit the policy.
+
+def plan_splits(
+    facts: SourceFacts, policy: ShardingPolicy, num_copies: int, *, group: int | None = None
+) -> SplitPlan:
+    """Returns the splits of a source; OFF has `num_copies` of it.
+
+    In coordinated reads, ranges consist of groups of `group` batches, and OFF is one copy. Raises
+    ValueError if the source does not fit the policy.
     """
-    if policy is ShardingPolicy.OFF:
-        if group is not None:
-            return _ranges(facts, group) if facts.can_seek else SplitPlan("copies", 1)
-        return SplitPlan("copies", count)
-    if policy is ShardingPolicy.DYNAMIC:
-        return _dynamic(facts, group or 1)
-    if count is None:
-        raise invalid(
-            f"ShardingPolicy.{policy.name} was set, and the dispatcher has no list of workers.",
-            expected="DispatcherConfig(worker_addresses=[...]): static sharding divides the "
-            "data among known workers.",
-            fix="list the addresses of the workers, or use ShardingPolicy.DYNAMIC.",
-        )
+    if policy is ShardingPolicy.OFF and group is None:
+        return SplitPlan("copies", num_copies)
     hint = facts.has_shard_hint
-    require_shards(policy, count, num_files=facts.num_files, has_shard_hint=hint)
+    require_shards(policy, 1, num_files=facts.num_files, has_shard_hint=hint)
     if policy is ShardingPolicy.HINT:
-        return SplitPlan("shards", count)
-    has_files = facts.num_files is not None and facts.num_files >= count
-    return SplitPlan("shards" if has_files and policy != ShardingPolicy.DATA else "strides", count)
+        return SplitPlan("shards", _NUM_SHARDS)
+    if facts.num_files and policy not in (ShardingPolicy.OFF, ShardingPolicy.DATA):
+        repetitions = facts.num_repetitions
+        return SplitPlan("files", None if repetitions is None else facts.num_files * repetitions)
+    if not facts.can_seek:
+        return SplitPlan("copies", 1)
+    size = min(_MOST_BATCHES, max(1, facts.cardinality // _LEAST_SPLITS))
+    size += -size % (group or 1)
+    total = facts.num_batches
+    return SplitPlan("ranges", None if total is None else -(-total // size), size)
 
 
 def require_repeatable(facts: SourceFacts) -> None:
@@ -162,20 +160,6 @@ def require_repeatable(facts: SourceFacts) -> None:
             expected="sg.input.Dataset of arrays, files or a function, or a Grain dataset.",
             fix="make the dataset of one of these, or pass exactly_once=False.",
         )
-
-
-def _dynamic(facts: SourceFacts, group: int) -> SplitPlan:
-    if facts.num_files:
-        repetitions = facts.num_repetitions
-        return SplitPlan("files", None if repetitions is None else facts.num_files * repetitions)
-    return _ranges(facts, group) if facts.can_seek else SplitPlan("copies", 1)
-
-
-def _ranges(facts: SourceFacts, group: int) -> SplitPlan:
-    size = min(_MOST_BATCHES, max(1, facts.cardinality // _LEAST_SPLITS))
-    size += -size % group
-    total = facts.num_batches
-    return SplitPlan("ranges", None if total is None else -(-total // size), size)
 
 
 def read_split(
@@ -196,11 +180,6 @@ def read_split(
     if plan.kind == "ranges":
         start, stop = split * plan.size + first, (split + 1) * plan.size
         return _read(source, epoch, start, stop, note_skipped)
-    if plan.kind == "strides":
-        assert plan.count is not None
-        start = split + first * plan.count
-        batches = _read(source, epoch, start, None, note_skipped)
-        return _every_nth(batches, plan.count, note_skipped)
     if plan.kind == "shards":
         assert plan.count is not None
         return _read(source.shard(plan.count, split), epoch, first, None, note_skipped)
@@ -220,21 +199,7 @@ def file_of_split(source: Source, plan: SplitPlan, split: int) -> Any:
     files = once.files
     if plan.kind == "files":
         return files[split % len(files)]
-    own = files[split :: plan.count] if plan.kind == "shards" and plan.count else files
-    return own[0] if len(own) == 1 else None
-
-
-def _every_nth(
-    batches: Generator[Any], count: int, note_skipped: Callable[[], None]
-) -> Generator[Any]:
-    try:
-        for number, batch in enumerate(batches):
-            if number % count == 0:
-                yield batch
-            else:
-                note_skipped()
-    finally:
-        batches.close()
+    return files[0] if len(files) == 1 else None
 
 
 def _read(

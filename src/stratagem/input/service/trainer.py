@@ -157,7 +157,7 @@ class _Workers(Closing):
         self._silence_s = float(settings.read("peer_timeout_s"))
         self._book = BookClient(service)
         self._changed = threading.Condition()
-        self._readers: list[str | None] = []
+        self._readers: list[str] = []
         self._book_error: Exception | None = None
         self._has_asked = False
         self._connections: dict[str, Connections] = {}
@@ -188,7 +188,7 @@ class _Workers(Closing):
                 self._changed.wait_for(lambda: self._is_closed, interval_s)
 
     def _follow(self, listed: dict[str, Any]) -> None:
-        addresses = {one for one in listed["readers"] if one is not None}
+        addresses = {*listed["readers"]}
         with self._changed:
             if self._is_closed:
                 return
@@ -349,7 +349,6 @@ class EpochReading(Closing):
         self._warnings: list[str] = []
         self._lost: set[int] = set()
         self._is_closed = False
-        self.identity = 0, 0  # split and index of the last batch
         for _ in range(max(2, min(_MOST_THREADS, self._num_lanes))):
             threading.Thread(target=self._work, name="stratagem-input-fetch", daemon=True).start()
 
@@ -390,12 +389,8 @@ class EpochReading(Closing):
             num_lanes = _LANES_IN_ROUNDS
         else:
             num_lanes = max(len(listed["readers"]), listed["num_expected"])
-        if wanted.policy is ShardingPolicy.OFF:
-            count = num_lanes
-        else:
-            count = len(listed["readers"]) if listed["is_listed"] else None
         group = wanted.count if wanted.in_rounds else None
-        plan = plan_splits(facts, wanted.policy, count, group=group)
+        plan = plan_splits(facts, wanted.policy, num_lanes, group=group)
         return plan, num_lanes if plan.count is None else max(1, min(num_lanes, plan.count))
 
     # The consumer.
@@ -427,7 +422,6 @@ class EpochReading(Closing):
         place = lane.places.popleft()
         lane.taken = [place.split, place.number + 1]
         self._turn = (self._turn + 1) % len(self._lanes)
-        self.identity = place.split, place.number * self._stride + self._offset
         self._changed.notify_all()
         return place.batch
 

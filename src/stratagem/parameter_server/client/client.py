@@ -21,13 +21,13 @@ from stratagem.errors import UnavailableError, explain
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.row_requests import (
-    DistinctIds,
     DistinctKeys,
     GradientParts,
     RequestParts,
     RowLookup,
     WholeVariables,
     creation_messages,
+    distinct_rows,
     row_requests,
 )
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -141,7 +141,6 @@ class ServerClient:
         self.num_repeated = 0
         self._client_name = client_name
         self._layouts: dict[str, ShardLayout] = {}
-        self._distinct = DistinctIds()
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
         )
@@ -340,7 +339,7 @@ class ServerClient:
             IndexError: an id is out of range.
         """
         placement, slot = self._find(name)
-        written = self._distinct.of(placement, np.asarray(ids))
+        written = distinct_rows(placement, np.asarray(ids))
         values = np.asarray(values)
         values = written.summed(values) if sign else written.last(values)
         parts = RequestParts()
@@ -499,7 +498,7 @@ class ServerClient:
             ids = first if isinstance(first, DistinctKeys) else np.asarray(first).reshape(-1)
         else:
             ids = np.concatenate([np.asarray(one).reshape(-1) for one in several])
-        return RowLookup(placement, slot, self._distinct.of(placement, ids))
+        return RowLookup(placement, slot, distinct_rows(placement, ids))
 
     def _fetched(self, lookups: Sequence[RowLookup]) -> list[np.ndarray]:
         """Returns the rows of the distinct ids of each lookup."""
@@ -527,7 +526,7 @@ class ServerClient:
         for name, (ids, values) in rows.items():
             placement = self._layouts[name]
             known = isinstance(ids, DistinctKeys)
-            updated = self._distinct.of(placement, ids if known else np.asarray(ids))
+            updated = distinct_rows(placement, ids if known else np.asarray(ids))
             sums = updated.summed(np.asarray(values))
             for shard, part, numbers in updated.held(placement):
                 # Send empty parts too: servers count updates and wait for all workers.

@@ -20,7 +20,7 @@ from stratagem.execution.tracing.remote_state import (
     UpdatedValue,
     WholeInput,
 )
-from stratagem.parameter_server.client.row_requests import DistinctKeys, representatives
+from stratagem.parameter_server.client.row_requests import DistinctKeys
 from stratagem.parameter_server.client.shard_layout import KeyLayout, ShardLayout
 from stratagem.parameter_server.client.variable_client import (
     Assigned,
@@ -34,7 +34,7 @@ from stratagem.parameter_server.client.variable_client import (
     name_of,
 )
 from stratagem.parameter_server.server.changes import LostUpdates
-from stratagem.parameter_server.server.shards import aligned_empty, sum_rows
+from stratagem.parameter_server.server.shards import aligned_empty, distinct, sum_rows
 from stratagem.variables.layouts import is_keyed, is_remote
 
 if TYPE_CHECKING:
@@ -74,21 +74,16 @@ class StepKeys:
         own = [as_keys(one) for one in lookups]
         flat = [one.reshape(-1) for one in own]
         keys = flat[0] if len(flat) == 1 else np.concatenate(flat)
-        found = representatives(keys)
-        numbers = np.arange(len(keys), dtype=np.int32)
-        is_first = found == numbers
-        if skips_zero:
-            is_first &= keys != 0
-        firsts = np.flatnonzero(is_first)
-        self.keys = keys[firsts]
-        self.distinct: DistinctKeys | np.ndarray = self.keys
+        found, places = distinct(keys)
+        kept = np.flatnonzero(found != 0) if skips_zero else np.arange(len(found))
+        self.distinct: DistinctKeys | np.ndarray = found[kept]
         if layout is not None:
-            self.distinct, order = DistinctKeys.ordered(layout, self.keys)
-            self.keys, firsts = self.distinct.rows.ids, firsts[order]
-        numbers[firsts] = np.arange(len(firsts), dtype=np.int32)
-        places = numbers[found]
-        if skips_zero:
-            places[keys == 0] = -1
+            self.distinct, order = DistinctKeys.ordered(layout, found[kept])
+            kept = kept[order]
+        self.keys = found[kept]
+        numbers = np.full(len(found), -1, np.int32)
+        numbers[kept] = np.arange(len(kept), dtype=np.int32)
+        places = numbers[places]
         self._skips_zero = skips_zero
         ends = np.cumsum([len(one) for one in flat])[:-1]
         self.places = [

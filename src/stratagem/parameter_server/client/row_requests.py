@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 from stratagem.errors import explain
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.shard_layout import KeyLayout, ShardLayout
-from stratagem.parameter_server.server.shards import aligned_empty, sum_rows
+from stratagem.parameter_server.server.shards import aligned_empty, distinct, sum_rows
 
 
 class WholeVariables:
@@ -206,57 +205,6 @@ def _joined(shards: Mapping[int, np.ndarray]) -> np.ndarray:
 # Distinct ids of lookups and gradients, by shard: rows of all ids from theirs, and back.
 
 
-# Equal keys among those of a lookup, found by hashing in time that no table's size changes.
-
-# The hash table has this many entries or more for each key.
-_ENTRIES_PER_KEY = 2
-# Multipliers of two hashes: Knuth's, and that of rrmxmx, an independent one.
-_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-_HALF = np.uint64(32)
-
-
-def representatives(keys: np.ndarray) -> np.ndarray:
-    """Returns for each key the position of one key of equal value, the same for all equal keys.
-
-    `keys` has shape (k,) and dtype int64, of any value; the result has dtype int32.
-
-    Each key writes its position to a hash table. A key that reads the position of a different one
-    tries a second hash, and then the few that are left are sorted.
-    """
-    positions = np.arange(len(keys), dtype=np.int32)
-    if not len(keys):
-        return positions
-    bits = (_ENTRIES_PER_KEY * len(keys) - 1).bit_length()
-    shift = np.uint64(64 - bits)
-    table = np.empty(1 << bits, np.int32)
-    hashed = (keys.view(np.uint64) * _FIRST) >> shift
-    found = _winners(table, hashed.view(np.int64), positions)
-    left = np.flatnonzero(keys[found] != keys)
-    if not len(left):
-        return found
-    own = keys[left]
-    mixed = own.view(np.uint64)
-    hashed = ((mixed ^ (mixed >> _HALF)) * _SECOND) >> shift
-    again = _winners(table, hashed.view(np.int64), left.astype(np.int32))
-    found[left] = again
-    is_other = keys[again] != own
-    left = left[is_other]
-    if len(left):
-        _, firsts, places = np.unique(own[is_other], return_index=True, return_inverse=True)
-        found[left] = left[firsts[places]]
-    return found
-
-
-def _winners(table: np.ndarray, entries: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Returns the position that was written last to each one's entry."""
-    table[entries] = positions
-    return table[entries]
-
-
-# Lookups in tables with more rows use a hash table: the scratch memory has 4 bytes per row.
-_MOST_SCRATCH_ROWS = 2**24
-
-
 @dataclasses.dataclass(frozen=True)
 class DistinctRows:
     """Distinct ids, those of one shard after those of another.
@@ -299,7 +247,7 @@ class DistinctRows:
 
 @dataclasses.dataclass(frozen=True)
 class DistinctKeys:
-    """Distinct keys in the order of the shards of a layout, to request and to push without hashing.
+    """Distinct keys in the order of the shards of a layout, to request and to push as they are.
 
     As an array, they are the keys.
     """
@@ -352,60 +300,31 @@ def _require_keys(placement: ShardLayout, keys: np.ndarray) -> None:
         )
 
 
-class DistinctIds:
-    """Finds distinct ids without sorting. Thread-safe.
+def distinct_rows(placement: ShardLayout, ids: np.ndarray | DistinctKeys) -> DistinctRows:
+    """Returns the distinct ids of `ids`, which has shape (k,); keys for a table of keys.
 
-    The scratch memory has a number for each row of the largest table, and is never cleared: each
-    lookup writes the entries that it reads. Larger tables and tables of keys use a hash table of
-    the lookup's size.
+    Raises:
+        IndexError: an id is out of range.
+        TypeError: keys are not integers.
     """
-
-    def __init__(self) -> None:
-        self._scratch = np.empty(0, np.int32)
-        self._lock = threading.Lock()
-
-    def of(self, placement: ShardLayout, ids: np.ndarray | DistinctKeys) -> DistinctRows:
-        """Returns the distinct ids of `ids`, which has shape (k,); keys for a table of keys.
-
-        Raises:
-            IndexError: an id is out of range.
-            TypeError: keys are not integers.
-        """
-        if isinstance(ids, DistinctKeys):
-            if ids.layout is placement:
-                return ids.rows
-            ids = ids.rows.ids  # the layout was received again meanwhile
-        if placement.is_keyed:
-            _require_keys(placement, ids)
-            return _hashed_rows(placement, ids.astype(np.int64, copy=False))
+    if isinstance(ids, DistinctKeys):
+        if ids.layout is placement:
+            return ids.rows
+        ids = ids.rows.ids  # the layout was received again meanwhile
+    if placement.is_keyed:
+        _require_keys(placement, ids)
+        ids = ids.astype(np.int64, copy=False)
+    else:
         ids = ids.astype(np.intp, copy=False)
         _require_ids(placement, ids)
-        num_rows = placement.shape[0] if placement.shape else 0
-        if num_rows > _MOST_SCRATCH_ROWS:
-            return _hashed_rows(placement, ids.astype(np.int64, copy=False))
-        numbers = np.arange(len(ids), dtype=np.int32)
-        with self._lock:
-            if len(self._scratch) < num_rows:
-                self._scratch = np.empty(num_rows, np.int32)
-            scratch = self._scratch
-            scratch[ids] = numbers
-            distinct = ids[scratch[ids] == numbers]  # the last occurrence of each id
-            is_request = len(distinct) == len(ids) and not placement.is_split
-            order, parts = _by_shard(placement, distinct)
-            distinct = distinct[order]
-            scratch[distinct] = numbers[: len(distinct)]
-            return DistinctRows(distinct, scratch[ids], parts, is_request)
-
-
-def _hashed_rows(placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
-    found = representatives(ids)
-    numbers = np.arange(len(ids), dtype=np.int32)
-    firsts = np.flatnonzero(found == numbers)
-    is_request = len(firsts) == len(ids) and not placement.is_split
-    order, parts = _by_shard(placement, ids[firsts])
-    firsts = firsts[order]
-    numbers[firsts] = np.arange(len(firsts), dtype=np.int32)
-    return DistinctRows(ids[firsts], numbers[found], parts, is_request)
+    found, places = distinct(ids)
+    is_request = len(found) == len(ids) and not placement.is_split
+    if is_request:  # no copy of the rows in another order
+        return DistinctRows(ids, np.arange(len(ids)), [slice(0, len(ids))], is_request)
+    order, parts = _by_shard(placement, found)
+    numbers = np.empty(len(found), np.int32)
+    numbers[order] = np.arange(len(found), dtype=np.int32)
+    return DistinctRows(found[order], numbers[places], parts)
 
 
 def _by_shard(placement: ShardLayout, ids: np.ndarray) -> tuple[np.ndarray | slice, list[slice]]:

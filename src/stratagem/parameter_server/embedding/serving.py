@@ -172,14 +172,17 @@ class Tables(Closing):
     Example:
         >>> import tempfile
         >>> from stratagem.parameter_server.client.shard_layout import layout_of_keys
+        >>> from stratagem.parameter_server.keras.update_rule import KerasUpdate
         >>> with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
         ...     client = strategy.placement.remote.variables.client
         ...     layout = layout_of_keys("users", (2,), "float32", [0])
         ...     _ = client.create(layout, None)
+        ...     client.set_rule(KerasUpdate(keras.optimizers.SGD(1.0)), ["users"])
         ...     with tempfile.TemporaryDirectory() as folder, strategy.scope():
         ...         first = sg.embedding.publish(folder)
         ...         with sg.embedding.Tables(folder, poll_s=None) as tables:
-        ...             client.scatter("users", np.array([2**40]), np.ones((1, 2), np.float32))
+        ...             gradient = -np.ones((1, 2), np.float32)
+        ...             _ = client.push({}, {"users": (np.array([2**40]), gradient)})
         ...             second = sg.embedding.publish(folder)
         ...             before = tables.lookup("users", [2**40]).tolist()
         ...             _ = tables.refresh()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,18 +16,10 @@ import numpy as np
 from stratagem import contexts as stack
 from stratagem.errors import explain
 from stratagem.keras.private import KerasSaveable, config_and_rate
-from stratagem.parameter_server.server.shards import Slot, State, aligned_empty
+from stratagem.parameter_server.server.shards import Slot, State
 
-# Rows of several tables in one array, so that one program updates them all.
-#
-# A push has rows of each table, padded to one of a few sizes. A program for arrays of these sizes
-# is
-# one of very many: 26 tables that each waver between two sizes have 2**26. Joined rows have one
-# size
-# for each group of tables, and few of these.
-
-# These update each element on its own, so joined rows have the same results, bit for bit.
-# Others, such as Lamb, compute norms of an array.
+# These update each element on its own, so that an array may be updated apart from the others, with
+# the same result, bit for bit. Others, such as Lamb, compute norms, and a user's may do anything.
 _ELEMENTWISE = frozenset(
     {
         keras.optimizers.Adadelta,
@@ -44,102 +34,9 @@ _ELEMENTWISE = frozenset(
         keras.optimizers.SGD,
     }
 )
-# The padding of joined rows: up to an eighth of the next power of two, and this many at least.
-_PARTS, _LEAST_ROWS = 8, 64
-# Joining copies rows. Larger arrays are updated apart: their copies would take longer than a call.
-_MOST_BYTES = 2**20
-
-
-def is_elementwise(optimizer: type) -> bool:
-    """Returns True if an optimizer of Keras updates each element on its own. Not for subclasses."""
-    return optimizer in _ELEMENTWISE
-
-
-@dataclasses.dataclass(frozen=True)
-class _Group:
-    """Tables whose rows are joined under the name of the first one, and the rows of each."""
-
-    names: Sequence[str]
-    parts: Sequence[slice]
-
-    @property
-    def name(self) -> str:
-        """The name of the joined rows."""
-        return self.names[0]
-
-    def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the rows of all tables, padded with zeros."""
-        first, count = np.asarray(arrays[0]), self.parts[-1].stop
-        joined = aligned_empty((_padded(count), *first.shape[1:]), first.dtype)
-        for part, array in zip(self.parts, arrays, strict=True):
-            joined[part] = array
-        joined[count:] = 0
-        return joined
-
-    def apart(self, joined: Any) -> dict[str, np.ndarray]:
-        """Returns views of the rows of each table, by name."""
-        array = np.asarray(joined)
-        return {name: array[part] for name, part in zip(self.names, self.parts, strict=True)}
-
-
-class _JoinedRows:
-    """State and gradients with joined rows in the place of those of the groups."""
-
-    def __init__(self, groups: Sequence[_Group], state: State, grads: Mapping[str, Any]) -> None:
-        self._groups = groups
-        values, slots, self.grads = dict(state.values), dict(state.slots), dict(grads)
-        for group in groups:
-            names = group.names
-            joined = group.joined([values[name] for name in names])
-            own_slots = {
-                slot: group.joined([slots[name][slot] for name in names])
-                for slot in slots[group.name]
-            }
-            gradient = group.joined([self.grads[name] for name in names])
-            for name in names:
-                del values[name], slots[name], self.grads[name]
-            values[group.name], slots[group.name] = joined, own_slots
-            self.grads[group.name] = gradient
-        self.state = State(state.scalars, values, slots)
-
-    def apart(self, state: State) -> State:
-        """Returns the new state with the rows of each table."""
-        values, slots = dict(state.values), dict(state.slots)
-        for group in self._groups:
-            own = {slot: group.apart(array) for slot, array in slots.pop(group.name).items()}
-            values |= group.apart(values.pop(group.name))
-            for name in group.names:
-                slots[name] = {slot: rows[name] for slot, rows in own.items()}
-        return State(state.scalars, values, slots)
-
-
-def joined_rows(
-    state: State, grads: Mapping[str, Any], kind_of: Callable[[str], Hashable]
-) -> _JoinedRows | None:
-    """Joins rows of tables whose rows are of one shape, dtype and kind; None if there are none."""
-    tables: dict[Hashable, list[str]] = {}
-    for name in state.rows:
-        value = state.values[name]
-        if math.prod(value.shape) * value.dtype.itemsize <= _MOST_BYTES:
-            key = (value.shape[1:], value.dtype, *sorted(state.slots[name]), kind_of(name))
-            tables.setdefault(key, []).append(name)
-    groups = [_group(names, state) for names in tables.values() if len(names) > 1]
-    return _JoinedRows(groups, state, grads) if groups else None
-
-
-def _group(names: Sequence[str], state: State) -> _Group:
-    parts: list[slice] = []
-    begin = 0
-    for name in names:
-        end = begin + len(state.values[name])
-        parts.append(slice(begin, end))
-        begin = end
-    return _Group(names, parts)
-
-
-def _padded(count: int) -> int:
-    step = max(_LEAST_ROWS, (1 << (count - 1).bit_length()) // _PARTS)
-    return -(-count // step) * step
+# A push has rows of each table, padded to one of a few sizes. One program for all would be one of
+# very many: 26 tables that each waver between two sizes have 2**26, of 1 to 1.7 s each.
+_ROWS = "stratagem_rows"
 
 
 # What a script may set after an import, on which results depend.
@@ -184,6 +81,8 @@ class ProcessSettings:
 _SHARD = re.compile(r"/part_\d+$")
 
 _Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
+# By place of the variable and name.
+_Slots = dict[tuple[int, str], Any]
 
 
 class KerasUpdate:
@@ -274,18 +173,33 @@ class KerasUpdate:
     def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
         """Returns the state after one update.
 
-        Rows of tables that are alike are updated as one array.
+        Rows of tables are updated one table after the other, by programs that tables share.
         """
-        joined = None
-        if is_elementwise(self._class) and len(state.rows) > 1:
-            joined = joined_rows(state, grads, lambda name: _is_named(name, self._undecayed))
-        if joined is None:
-            return self._applied(state, grads)
-        return joined.apart(self._applied(joined.state, joined.grads))
+        rows = state.rows if self._class in _ELEMENTWISE else ()
+        whole = [name for name in state.values if name not in rows]
+        made = [self._applied(state, grads, whole, whole)] if whole else []
+        for name in rows:
+            label = name if _is_named(name, self._undecayed) else _ROWS
+            made.append(self._applied(state, grads, [name], [label]))
+        values: dict[str, Any] = {}
+        slots: dict[str, Any] = {}
+        for one in made:
+            values.update(one.values)
+            slots.update(one.slots)
+        return State(made[0].scalars, values, slots)  # each of them has counted the update
 
-    def _applied(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
-        shapes = tuple((name, value.shape, value.dtype) for name, value in state.values.items())
-        return self._program(shapes).apply(state, grads)
+    def _applied(
+        self,
+        state: State,
+        grads: Mapping[str, np.ndarray],
+        names: Sequence[str],
+        labels: Sequence[str],
+    ) -> State:
+        values = [state.values[name] for name in names]
+        shapes = tuple(
+            (label, value.shape, value.dtype) for label, value in zip(labels, values, strict=True)
+        )
+        return self._program(shapes).apply(state, grads, names)
 
     def _program(self, shapes: _Shapes) -> _Program:
         program = self._programs.get(shapes)
@@ -346,22 +260,22 @@ class _Program:
         undecayed: Sequence[str],
         constraints: Mapping[str, Any],
     ) -> None:
-        self._names = [name for name, _, _ in shapes]
+        labels = [label for label, _, _ in shapes]
         self._optimizer = optimizer
         references = [_variable(*shape) for shape in shapes]
-        for name, reference in zip(self._names, references, strict=True):
-            reference.constraint = constraints.get(name)
+        for label, reference in zip(labels, references, strict=True):
+            reference.constraint = constraints.get(label)
         if undecayed:
             optimizer.exclude_from_weight_decay(
                 [
                     one
-                    for name, one in zip(self._names, references, strict=True)
-                    if _is_named(name, undecayed)
+                    for label, one in zip(labels, references, strict=True)
+                    if _is_named(label, undecayed)
                 ]
             )
         places = {id(variable): place for place, variable in enumerate(references)}
-        self.slots: dict[tuple[str, str], Any] = {}
-        counted: Counter[tuple[str, str]] = Counter()
+        self.slots: _Slots = {}
+        counted: Counter[tuple[int, str]] = Counter()
         original: Callable[..., Any] = optimizer.add_variable_from_reference
 
         def note(
@@ -371,7 +285,7 @@ class _Program:
             **kwargs: object,
         ) -> Any:
             variable = original(reference_variable, name, *args, **kwargs)
-            owner = self._names[places[id(reference_variable)]]
+            owner = places[id(reference_variable)]
             counted[owner, str(name)] += 1
             number = counted[owner, str(name)]
             slot = str(name) if number == 1 else f"{name}_{number}"
@@ -383,7 +297,7 @@ class _Program:
         del optimizer.add_variable_from_reference
         of_slot = {id(variable): key for key, variable in self.slots.items()}
         # The optimizer's variables in order: a slot or a scalar.
-        self._order: list[str | tuple[str, str]] = []
+        self._order: list[str | tuple[int, str]] = []
         self.scalars: dict[str, np.ndarray] = {}
         scalars = [one for one in optimizer.variables if id(one) not in of_slot]
         names = iter(scalar_names(scalars))
@@ -396,24 +310,26 @@ class _Program:
         self._check_scalars(type(optimizer))
         self._run = jax.jit(self._step)
 
-    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
-        scalars, values, slots = self._run(
+    def apply(self, state: State, grads: Mapping[str, np.ndarray], names: Sequence[str]) -> State:
+        """Returns the new state of variables, in the order of the shapes."""
+        results: tuple[dict[str, Any], list[Any], _Slots] = self._run(
             dict(state.scalars),
-            [state.values[name] for name in self._names],
-            {(name, slot): state.slots[name][slot] for name, slot in self.slots},
-            [grads[name] for name in self._names],
+            [state.values[name] for name in names],
+            {(place, slot): state.slots[names[place]][slot] for place, slot in self.slots},
+            [grads[name] for name in names],
         )
+        scalars, values, slots = results
         # JAX may compute in the background: gradients may be overwritten after this. All results
         # of a program are ready together.
         values[0].block_until_ready()
-        by_name: dict[str, dict[str, Any]] = {name: {} for name in self._names}
-        for (name, slot), value in slots.items():
-            by_name[name][slot] = value
-        return State(scalars, dict(zip(self._names, values, strict=True)), by_name)
+        by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for (place, slot), value in slots.items():
+            by_name[names[place]][slot] = value
+        return State(scalars, dict(zip(names, values, strict=True)), by_name)
 
     def _step(
-        self, scalars: dict[str, Any], values: list[Any], slots: dict[Any, Any], grads: list[Any]
-    ) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+        self, scalars: dict[str, Any], values: list[Any], slots: _Slots, grads: list[Any]
+    ) -> tuple[dict[str, Any], list[Any], _Slots]:
         # No output may alias a gradient, whose memory the worker reuses.
         grads = jax.lax.optimization_barrier(grads)
         state = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -60,158 +61,43 @@ class Contribution:
     )
 
 
-class SynchronousUpdates:
-    """Thread-safe accumulator of gradients, which updates once enough workers contributed.
+class Gathering:
+    """What workers send for one update or one sum, by key, until enough of them have.
 
-    `num_needed` is the number of workers per update: all but the backup workers.
+    Call within `ServerVariables.changing`. `end` gets a key and the items in the order of the names
+    of their workers, for reproducibility: floating-point sums depend on the order.
     """
 
-    def __init__(self, store: ServerVariables, num_needed: int) -> None:
-        self._store = store
-        self._num_needed = num_needed
-        self._waiting: dict[str, Contribution] = {}
-        self.num_discarded = 0
-
-    @property
-    def waiting(self) -> list[str]:
-        """Names of the workers waiting for the update."""
-        with self._store.changing():
-            return sorted(self._waiting)
-
-    def add(self, contribution: Contribution) -> None:
-        """Adds gradients of a worker, and updates if they complete the set.
-
-        Discards earlier pending gradients of the same worker, which has restarted or abandoned
-        them.
-        """
-        with self._store.changing():
-            if contribution.version < self._store.version:
-                self._discard(contribution)
-                return
-            before = self._waiting.pop(contribution.worker, None)
-            if before is not None:
-                self._discard(before)
-            self._waiting[contribution.worker] = contribution
-            self._update_if_complete()
-
-    def withdraw(self, origin: tuple[str, int]) -> None:
-        """Discards the pending gradients of an earlier run of a function."""
-        with self._store.changing():
-            for worker, one in list(self._waiting.items()):
-                if one.origin == origin:
-                    self._discard(self._waiting.pop(worker))
-
-    def expect(self, num_needed: int) -> None:
-        """Changes `num_needed` after a worker was lost or returned.
-
-        Updates if enough workers are waiting.
-        """
-        with self._store.changing():
-            self._num_needed = num_needed
-            self._update_if_complete()
-
-    def flush(self) -> None:
-        """Updates with the pending gradients, when no more workers will contribute."""
-        with self._store.changing():
-            if self._waiting:
-                self._update()
-
-    def _discard(self, contribution: Contribution) -> None:
-        self.num_discarded += 1
-        contribution.answer(self._store.version, is_used=False)
-
-    def _update_if_complete(self) -> None:
-        if self._waiting and len(self._waiting) >= self._num_needed:
-            self._update()
-
-    def _update(self) -> None:
-        # Sort for reproducibility: floating-point sums depend on the order.
-        contributions = [self._waiting[worker] for worker in sorted(self._waiting)]
-        self._waiting.clear()
-        try:
-            optimizers = {
-                name: own for one in contributions for name, own in one.optimizers.items()
-            }
-            whole, rows = _summed(contributions)
-            self._store.set_scalars(_largest(contributions))
-            for name, (value, sign) in _mean_assigned(contributions).items():
-                self._store.assign(name, value, sign=sign)
-            version = self._store.update(whole, rows, optimizers)
-        except BaseException as error:
-            for one in contributions:
-                one.fail(error)
-            raise
-        for one in contributions:
-            one.answer(version, is_used=True)
-
-
-class SynchronousSums:
-    """Accumulator of values that workers add up before the gradients of an update.
-
-    Call within `ServerVariables.changing`. A sum belongs to the update that follows it: its key is
-    the version of the store and a place. A worker that asks again, because it was restarted, gets
-    the sum that the others have.
-    """
-
-    def __init__(self, store: ServerVariables) -> None:
-        self._store = store
+    def __init__(self, end: Callable[[Any, list[Any]], None]) -> None:
+        self._end = end
         self._num_needed = 0
-        self._waiting: dict[tuple[int, int], dict[str, _Summand]] = {}
-        self._sums: dict[tuple[int, int], np.ndarray] = {}
+        self.items: dict[Any, dict[str, Any]] = {}
 
     @property
-    def waiting(self) -> list[str]:
-        """Names of the workers waiting for a sum."""
-        with self._store.changing():
-            return sorted({worker for values in self._waiting.values() for worker in values})
+    def waiting(self) -> set[str]:
+        """Names of the workers that wait for others."""
+        return {worker for items in self.items.values() for worker in items}
 
-    def add(
-        self,
-        worker: str,
-        key: tuple[int, int],
-        value: np.ndarray,
-        answer: Callable[[np.ndarray], None],
-    ) -> None:
-        """Adds a worker's value; `answer` gets the sum of all."""
-        for before in [one for one in self._waiting if one[0] != self._store.version]:
-            self._end(before)  # its update was made without those workers
-        self._sums = {one: total for one, total in self._sums.items() if one[0] == key[0]}
-        if key in self._sums:
-            answer(self._sums[key])
-            return
-        self._waiting.setdefault(key, {})[worker] = _Summand(value, answer)
-        self._end_complete()
+    def add(self, key: object, worker: str, item: object) -> None:
+        """Adds what a worker has sent."""
+        self.items.setdefault(key, {})[worker] = item
+        self.expect(self._num_needed)
 
     def expect(self, num_needed: int) -> None:
-        """Changes the number of workers, and ends the sums that have enough."""
+        """Changes the number of workers, as after a loss, and ends what has enough."""
         self._num_needed = num_needed
-        self._end_complete()
+        for key in [key for key, items in self.items.items() if len(items) >= num_needed]:
+            self.end(key)
 
     def flush(self) -> None:
-        """Ends all sums with the values that are there."""
-        for key in list(self._waiting):
-            self._end(key)
+        """Ends all, when no more workers will send anything."""
+        for key in list(self.items):
+            self.end(key)
 
-    def _end_complete(self) -> None:
-        for key, values in list(self._waiting.items()):
-            if len(values) >= self._num_needed:
-                self._end(key)
-
-    def _end(self, key: tuple[int, int]) -> None:
-        values = self._waiting.pop(key)
-        # Sort for reproducibility: floating-point sums depend on the order.
-        total = np.sum([values[worker].value for worker in sorted(values)], 0)
-        self._sums[key] = total
-        for one in values.values():
-            one.answer(total)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Summand:
-    """Value of one worker, and the function that gets the sum."""
-
-    value: np.ndarray
-    answer: Callable[[np.ndarray], None]
+    def end(self, key: object) -> None:
+        """Ends one update or sum with the items that are there."""
+        items = self.items.pop(key)
+        self._end(key, [items[worker] for worker in sorted(items)])
 
 
 def _summed(
@@ -262,8 +148,11 @@ class Pushes:
     def __init__(self, store: ServerVariables, lifetime: Lifetime) -> None:
         self._store = store
         self._lifetime = lifetime
-        self._synchronous = SynchronousUpdates(store, 0)
-        self._sums = SynchronousSums(store)
+        self._gradients = Gathering(self._update)
+        self._summands = Gathering(self._sum)
+        # Sums of the update that follows, by version and place: a worker that asks again, because
+        # it was restarted, gets the sum that the others have.
+        self._sums: dict[tuple[int, int], np.ndarray] = {}
         self._counting = threading.Lock()
         self._staleness: Counter[int] = Counter()
         self.num_discarded = 0
@@ -278,7 +167,8 @@ class Pushes:
     @property
     def waiting(self) -> list[str]:
         """Names of the workers waiting for a synchronous update."""
-        return sorted({*self._synchronous.waiting, *self._sums.waiting})
+        with self._store.changing():
+            return sorted(self._gradients.waiting | self._summands.waiting)
 
     def set_rule(
         self,
@@ -307,8 +197,8 @@ class Pushes:
             if not mode.num_needed:
                 self.flush()
             self.mode = mode
-            self._synchronous.expect(mode.num_needed)
-            self._sums.expect(mode.num_needed)
+            self._gradients.expect(mode.num_needed)
+            self._summands.expect(mode.num_needed)
 
     def missing_rules(self, message: Message) -> list[str]:
         """Returns the optimizers of a push that a client must send again after a restart."""
@@ -369,9 +259,7 @@ class Pushes:
                     scalars,
                     assigned,
                 )
-                if change.is_of_rerun:
-                    self._synchronous.withdraw(change.origin)
-                self._synchronous.add(one)
+                self.contribute(one, is_rerun=change.is_of_rerun)
                 return
             current, limit = self._store.version, self.mode.max_staleness
             is_late = limit is not None and current - pulled > limit
@@ -383,6 +271,43 @@ class Pushes:
                     self._store.assign(name, value, sign=sign)
                 answer(self._store.update(whole, rows, optimizers), is_used=True)
 
+    def contribute(self, one: Contribution, *, is_rerun: bool = False) -> None:
+        """Adds gradients of a worker to the next update, which is made if they complete the set.
+
+        Discards pending gradients of the same worker, which has restarted or abandoned them, and
+        those of an earlier run of its function. Call within `ServerVariables.changing`.
+        """
+        version, waiting = self._store.version, self._gradients.items.get(None, {})
+        is_late = one.version < version
+        for other in list(waiting.values()):
+            is_again = other.worker == one.worker and not is_late
+            if is_again or (is_rerun and other.origin == one.origin):
+                del waiting[other.worker]
+                other.answer(version, is_used=False)
+        if not waiting:
+            self._gradients.items.pop(None, None)
+        if is_late:
+            one.answer(version, is_used=False)
+        else:
+            self._gradients.add(None, one.worker, one)
+
+    def _update(self, key: None, contributions: list[Contribution]) -> None:
+        try:
+            optimizers = {
+                name: own for one in contributions for name, own in one.optimizers.items()
+            }
+            whole, rows = _summed(contributions)
+            self._store.set_scalars(_largest(contributions))
+            for name, (value, sign) in _mean_assigned(contributions).items():
+                self._store.assign(name, value, sign=sign)
+            version = self._store.update(whole, rows, optimizers)
+        except BaseException as error:
+            for one in contributions:
+                one.fail(error)
+            raise
+        for one in contributions:
+            one.answer(version, is_used=True)
+
     def expect(self, num_needed: int) -> None:
         """Changes the number of workers per synchronous update; updates if enough are waiting.
 
@@ -392,15 +317,15 @@ class Pushes:
         with self._store.changing():
             if not self.mode.num_needed:
                 raise RuntimeError("updates are asynchronous, or no optimizer has come yet")
-            self._synchronous.expect(num_needed)
-            self._sums.expect(num_needed)
+            self._gradients.expect(num_needed)
+            self._summands.expect(num_needed)
             self.mode = dataclasses.replace(self.mode, num_needed=num_needed)
 
     def flush(self) -> None:
         """Applies the gradients waiting for a synchronous update."""
         with self._store.changing():
-            self._sums.flush()
-            self._synchronous.flush()
+            self._summands.flush()
+            self._gradients.flush()
 
     def add_summand(self, message: Message, answer: Callable[[np.ndarray], None]) -> None:
         """Adds up values that synchronous workers need before their gradients.
@@ -414,7 +339,21 @@ class Pushes:
             if not self.mode.num_needed or version < self._store.version:
                 answer(value)
                 return
-            self._sums.add(fields["worker"], (version, fields["place"]), value, answer)
+            for earlier in [key for key in self._summands.items if key[0] != version]:
+                self._summands.end(earlier)  # its update was made without those workers
+            self._sums = {key: total for key, total in self._sums.items() if key[0] == version}
+            key = version, fields["place"]
+            if key in self._sums:
+                answer(self._sums[key])
+            else:
+                self._summands.add(key, fields["worker"], (value, answer))
+
+    def _sum(
+        self, key: tuple[int, int], items: list[tuple[np.ndarray, Callable[[np.ndarray], None]]]
+    ) -> None:
+        total = self._sums[key] = np.sum([value for value, _ in items], 0)
+        for _, answer in items:
+            answer(total)
 
     def _count(self, behind: int, *, is_used: bool) -> None:
         with self._counting:

@@ -15,18 +15,20 @@ from stratagem.errors import check_number, invalid
 
 # Row ids of tables, and sums of rows with equal ids.
 
+# Knuth's multiplier. A product with it is a bijection, whose upper bits are a hash.
+_HASH = np.uint64(0x9E3779B97F4A7C15)
 # JAX uses an array in place only if its address is aligned to this.
 _ALIGNMENT = 64
 
 
 def combine_rows(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums rows with equal ids, and returns sorted unique ids and their sums.
+    """Sums rows with equal ids, and returns the distinct ids and their sums.
 
     `ids` has shape (k,) in any order, `rows` shape (k, ...). Rows of one id are added in input
     order.
     """
-    distinct, places = sorted_distinct(ids)
-    return distinct, sum_rows(places, len(distinct), rows)
+    found, places = distinct(ids)
+    return found, sum_rows(places, len(found), rows)
 
 
 def sum_rows(places: np.ndarray, num_sums: int, rows: np.ndarray) -> np.ndarray:
@@ -46,30 +48,27 @@ def sum_rows(places: np.ndarray, num_sums: int, rows: np.ndarray) -> np.ndarray:
     return (matrix @ flat).astype(rows.dtype, copy=False).reshape(num_sums, *rows.shape[1:])
 
 
-def sorted_distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted distinct ids, and the position of each id among them."""
-    order, ordered = _sorted(ids)
-    is_first = np.ones(len(ids), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    places = np.empty(len(ids), np.intp)
-    places[order] = np.cumsum(is_first) - 1
-    return ordered[is_first], places
+def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct integers of an array of shape (k,), and the place of each among them.
 
-
-def _sorted(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the stable sort order of ids, and the sorted ids.
-
-    Packs each id and its position into one integer if possible: integers sort many times faster
-    than pairs.
+    Packs each id, or its hash if it is too large, and its position into one integer: integers sort
+    many times faster than pairs. The order of the distinct ids depends on these alone.
     """
-    bits = len(ids).bit_length()
-    is_small = ids.dtype.kind in "iu" and len(ids) and ids.min() >= 0
-    if not is_small or int(ids.max()) >> (63 - bits):
-        order = np.argsort(ids, kind="stable")
-        return order, ids[order]
-    keys = (ids.astype(np.int64) << bits) | np.arange(len(ids))
-    keys.sort()
-    return keys & ((1 << bits) - 1), (keys >> bits).astype(ids.dtype)
+    bits = np.uint64(len(ids).bit_length())
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    codes = ids.astype(np.uint64)
+    is_hashed = bool(len(ids)) and bool(codes.max() >> (np.uint64(64) - bits))
+    codes = (codes * _HASH) & ~mask if is_hashed else codes << bits
+    codes |= np.arange(len(ids), dtype=np.uint64)
+    codes.sort()
+    order = (codes & mask).astype(np.intp)
+    ordered, is_first = ids[order], np.ones(len(ids), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    if is_hashed and (is_first[1:] & ((codes[1:] ^ codes[:-1]) <= mask)).any():
+        return np.unique(ids, return_inverse=True)  # two ids have one hash
+    places = np.empty(len(ids), np.int32)
+    places[order] = np.cumsum(is_first, dtype=np.int32) - 1
+    return ordered[is_first], places
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -185,10 +184,8 @@ class Shard:
         """Returns the result of `pulled` as updates compute with it."""
         return pulled
 
-    def scatter(
-        self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
-    ) -> None:
-        """Assigns rows of a table (`sign=0`), or adds to them. `version` is that of the server."""
+    def scatter(self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int) -> None:
+        """Assigns rows of a table (`sign=0`), or adds to them."""
         current = np.asarray(self.array(slot))
         new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
         self.mark(rows)

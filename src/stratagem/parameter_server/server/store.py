@@ -207,15 +207,18 @@ class ServerVariables:
     def scatter(self, name: str, rows: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Assigns rows of a variable or slot (`sign=0`), or adds `sign * values` to them.
 
-        `rows` are numbers within this shard, or keys, each once. Unknown keys get a row.
+        `rows` are numbers within this shard, each once. Raises TypeError for a keyed table, whose
+        rows only updates change.
         """
         with self._updating:
             with self._reading:
                 shard, slot = self._find(name)
+            if shard.spec.table is not None:
+                raise TypeError(f"rows of {name!r} were assigned: they have keys, and no numbers")
             shard.require(rows)
             self.num_changes += 1
             if shard.spec.has_rows:
-                shard.scatter(slot, rows, values, sign, self.version)
+                shard.scatter(slot, rows, values, sign)
                 return
             changed = np.array(shard.array(slot))
             changed[rows] = values if sign == 0 else changed[rows] + sign * values

@@ -47,22 +47,27 @@ class TableCopy:
 
     def __init__(self, shard: KeyedShard, base: str | None) -> None:
         self.shard = shard
-        self.base = base if base in shard.history else None
+        self.base = base if base in shard.saves else None
         self.end: TableEnd | None = None
 
     def first(self) -> KeyedMarks:
         """Returns the slots to copy first."""
-        if self.base is not None:
-            return self.shard.history.since(self.base)
         keyed = self.shard.keyed
+        if self.base is not None:
+            return self.shard.changed(self.shard.saves[self.base] - keyed.version_offset)
         rows = np.arange(keyed.rows.num_slots, dtype=np.int32)
         return KeyedMarks(rows, np.arange(keyed.candidates.num_slots, dtype=np.int32))
 
-    def last(self, version: int, save: str) -> SavedRows:
-        """Returns the last changed slots. Call while no update is made."""
-        part = _saved_rows(self.shard.saved(self.shard.history.take()))
-        self.shard.history.add(save, self.base)
+    def last(self, marks: KeyedMarks, version: int, save: str) -> SavedRows:
+        """Returns the last changed slots, and all free ones. Call while no update is made."""
         keyed = self.shard.keyed
+        part = self.shard.saved(
+            KeyedMarks(
+                np.union1d(marks.rows, keyed.rows.free),
+                np.union1d(marks.candidates, keyed.candidates.free),
+            )
+        )
+        self.shard.note_save(save, version)
         self.end = TableEnd(
             version + keyed.version_offset,
             keyed.rows.order(),
@@ -70,7 +75,7 @@ class TableCopy:
             dict(keyed.counters),
             dict(self.shard.initials),
         )
-        return part
+        return _saved_rows(part)
 
 
 def copied(
@@ -80,21 +85,23 @@ def copied(
 
     A later part of a table replaces slots of an earlier one.
     """
-    with store.changing():
-        for copy in copies:
-            copy.shard.history.take()
+    version = store.version  # of the round: what changes now is copied in the next one
     marks, last = [copy.first() for copy in copies], list[SavedRows]()
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
             for part in copy.shard.pieces(own):
                 yield copy, _saved_rows(part)
         with store.changing():
-            shards = [copy.shard for copy in copies]
-            left_bytes = sum(one.history.num_unsaved * one.row_bytes for one in shards)
+            marks = [copy.shard.changed(version) for copy in copies]
+            version = store.version
+            left_bytes = sum(
+                (len(own.rows) + len(own.candidates)) * copy.shard.row_bytes
+                for copy, own in zip(copies, marks, strict=True)
+            )
             if number == _MOST_ROUNDS or left_bytes <= _MOST_COPIED_BYTES:
-                last = [copy.last(store.version, save) for copy in copies]
+                pairs = zip(copies, marks, strict=True)
+                last = [copy.last(own, version, save) for copy, own in pairs]
                 break
-            marks = [one.history.take() for one in shards]
     yield from zip(copies, last, strict=True)
 
 
@@ -266,8 +273,7 @@ class TableRequests:
         is_same = load_table(table, chains, buckets, self._store.version, storage_dtype)
         table.loaded(*sizes)
         if is_same and storage_dtype == table.format.storage_dtype:
-            table.history.take()  # the next changes continue what was loaded
-            table.history.add(described["save"])
+            table.note_save(described["save"], self._store.version)  # changes continue it
 
 
 @contextlib.contextmanager

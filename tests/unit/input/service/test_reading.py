@@ -1,4 +1,4 @@
-"""Datasets that input workers read: order, shares, positions, snapshots, and bad options."""
+"""Datasets that input workers read: order, shares, positions, and bad options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import threading
 import types
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from hypothesis import strategies as st
 import stratagem as sg
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
-from stratagem.input import batch_messages as snapshots
 from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.service import distribution
 from stratagem.input.service.address_book import service_keys
@@ -211,27 +209,17 @@ def test_infinite_datasets_have_no_end(servers) -> None:
     assert values(servers.distribute(empty)) == []
 
 
-def test_static_policies_divide_the_data_among_listed_workers() -> None:
+def test_static_policies_divide_the_data_among_the_workers(servers) -> None:
     hint = sg.input.SHARD_HINT
-    hinted = sg.input.Dataset(np.arange(7), batch_size=2).shard(hint, hint)
-    cases: list[tuple[ShardingPolicy, sg.input.Dataset, list[int]]] = [
-        (ShardingPolicy.FILE, _files(3, 2), [0, 10, 1, 11, 20, 21]),
-        (ShardingPolicy.DATA, _files(3, 2), [0, 1, 10, 11, 20, 21]),
-        (ShardingPolicy.FILE_OR_DATA, _files(3, 2), [0, 10, 1, 11, 20, 21]),
-        (ShardingPolicy.FILE_OR_DATA, _files(1, 4), [0, 1, 2, 3]),
-    ]
-    with input_servers(2, worker_addresses=["127.0.0.1", "127.0.0.1:%port%"]) as servers:
-        for policy, dataset, expected in cases:
-            assert [batch.item() for batch in servers.distribute(dataset, policy)] == expected
-        found = values(servers.distribute(hinted, ShardingPolicy.HINT, exactly_once=True))
-        assert found == [[0, 2], [1, 3], [4, 6], [5]]
-        with pytest.raises(sg.errors.InvalidArgumentError, match=r"2 workers .* with 1 files"):
-            list(servers.distribute(_files(1), ShardingPolicy.FILE))
-        with pytest.raises(ValueError, match=r"A worker at 127.0.0.1:.* asked to join"):
-            servers.add_worker()
-        servers.kill_worker(0)  # The other one reads both parts.
-        found = [batch.item() for batch in servers.distribute(_files(3, 2), ShardingPolicy.FILE)]
-        assert found == [0, 10, 1, 11, 20, 21]
+    hinted = sg.input.Dataset(np.arange(20), batch_size=2).shard(hint, hint)
+    for policy in (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA):
+        found = values(servers.distribute(_files(3, 2), policy, exactly_once=True))
+        assert found == [[0], [10], [1], [11], [20], [21]]
+    assert values(servers.distribute(_files(1), ShardingPolicy.FILE)) == [[0], [1], [2]]
+    ranges = servers.distribute(sg.input.Dataset(np.arange(9), batch_size=1), ShardingPolicy.DATA)
+    assert sorted(values(ranges)) == [[number] for number in range(9)]
+    found = values(servers.distribute(hinted, ShardingPolicy.HINT, exactly_once=True))
+    assert sorted(itertools.chain(*found)) == list(range(20))
 
 
 # Several consumers.
@@ -333,9 +321,6 @@ def test_registered_datasets_are_read_by_id(servers) -> None:
         next(iter(unknown))
     with pytest.raises(ValueError, match="is registered, with"):  # with another compression
         sg.input.service.register_dataset(servers.target, dataset, None, "letters")
-    of_files = servers.distribute(_files(3), ShardingPolicy.FILE)
-    with pytest.raises(ValueError, match="the dispatcher has no list of workers"):
-        next(iter(of_files))
 
 
 def test_strategies_train_on_the_batches(servers) -> None:
@@ -438,86 +423,3 @@ def test_auto_compresses_between_machines(servers, monkeypatch, is_far) -> None:
     dataset = sg.input.Dataset(np.zeros((6, 2**13)), batch_size=1)
     assert len(list(servers.distribute(dataset))) == 6
     assert any(kinds) == is_far
-
-
-# Snapshots.
-
-
-def _growing(files: list[int]) -> list[np.ndarray]:
-    return [np.array([10 * file + number]) for file in files for number in range(file + 1)]
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        sg.input.Dataset(np.arange(500), batch_size=3, shuffle=True),
-        sg.input.Dataset(np.arange(7), batch_size=2).repeat(3),
-        sg.input.Dataset(np.arange(0), batch_size=2),
-        sg.input.Dataset.from_files(list(range(5)), _growing),
-        sg.input.Dataset.from_generator(lambda: (np.full(1, n) for n in range(9))),
-    ],
-    ids=["arrays", "repeated", "empty", "files", "generator"],
-)
-def test_snapshot_is_the_plain_iteration(servers, dataset, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(snapshots, "_MOST_FILE_BYTES", 3000)  # so that several files are needed
-    sg.input.service.save(dataset, tmp_path / "saved", servers.target)
-    assert values(sg.input.Dataset.load(tmp_path / "saved")) == values(dataset.as_source().open(0))
-
-
-class _InterruptionError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("damages_first", [False, True])
-def test_interrupted_save_continues(servers, tmp_path, monkeypatch, damages_first) -> None:
-    """Each try writes seven batches, and the last one is cut off."""
-    dataset = sg.input.Dataset(np.arange(60), batch_size=2, shuffle=True)
-    written: list[tuple[int, int]] = []
-    add, number = snapshots.SnapshotWriter.add, 0
-
-    def interrupted(writer: Any, split: int, index: int, batch: Any, position: Any) -> None:
-        add(writer, split, index, batch, position)
-        written.append((split, index))
-        if len(written) % 7 == 0:
-            raise _InterruptionError
-
-    monkeypatch.setattr(snapshots.SnapshotWriter, "add", interrupted)
-    while not (tmp_path / "manifest").exists():
-        try:
-            sg.input.service.save(dataset, tmp_path, servers.target)
-        except _InterruptionError:
-            number += 1
-            assert number < 10
-            _cut(sorted(tmp_path.glob("batches-*"))[-1], 1)
-            written[-1] = -1, number
-        if damages_first and number == 3:
-            _cut(tmp_path / "batches-00000.records", 200)
-            damages_first = False
-            written.clear()
-    real = [one for one in written if one[0] >= 0]
-    assert len(set(real)) == len(real)
-    assert values(sg.input.Dataset.load(tmp_path)) == values(dataset.as_source().open(0))
-
-
-def _cut(path: Path, num_bytes: int) -> None:
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - num_bytes)
-
-
-def test_finished_and_other_snapshots_are_not_overwritten(servers, tmp_path) -> None:
-    dataset = sg.input.Dataset(np.arange(6), batch_size=2)
-    sg.input.service.save(dataset, tmp_path, servers.target)
-    with pytest.raises(FileExistsError, match="has a finished snapshot"):
-        sg.input.service.save(dataset, tmp_path, servers.target)
-    (tmp_path / "manifest").unlink()
-    other = sg.input.Dataset(np.arange(8), batch_size=2)
-    with pytest.raises(ValueError, match="has an unfinished snapshot of a dataset with"):
-        sg.input.service.save(other, tmp_path, servers.target)
-
-
-def test_datasets_without_an_end_or_that_change_are_refused(servers, tmp_path) -> None:
-    dataset = sg.input.Dataset(np.arange(6), batch_size=2)
-    with pytest.raises(ValueError, match="save received a dataset without an end"):
-        sg.input.service.save(dataset.repeat(), tmp_path, servers.target)
-    with pytest.raises(ValueError, match="may have other batches when it is read again"):
-        sg.input.service.save(iter([np.zeros(2)]), tmp_path, servers.target)

@@ -57,6 +57,7 @@ _DATASETS = {
         (ShardingPolicy.OFF, None),
         (ShardingPolicy.DYNAMIC, 3),
         (ShardingPolicy.DATA, (2, 2)),
+        (ShardingPolicy.FILE_OR_DATA, (2, 2)),
         pytest.param(ShardingPolicy.DYNAMIC, None, marks=pytest.mark.slow),
         pytest.param(ShardingPolicy.DYNAMIC, (2, 2), marks=pytest.mark.slow),
     ],
@@ -74,10 +75,9 @@ def test_the_splits_are_the_source(name, policy, repeats) -> None:
         splits = [_read(source, plan, epoch, split) for split in range(plan.count)]
         if policy is ShardingPolicy.OFF:
             assert splits == 3 * [expected]
-        elif policy is ShardingPolicy.DATA:
-            assert splits == [expected[index::3] for index in range(3)]
         else:
             assert _counts([*itertools.chain.from_iterable(splits)]) == _counts(expected)
+            assert plan.kind != "files" or policy is not ShardingPolicy.DATA
             if plan.kind == "ranges":
                 assert [*itertools.chain.from_iterable(splits)] == expected
         for number in (0, len(splits) - 1) if splits else ():
@@ -96,42 +96,47 @@ def _counts(batches):
 
 def test_infinite_sources_have_splits_without_an_end() -> None:
     source = sg.input.Dataset(np.arange(6), batch_size=2, shuffle=True).repeat().as_source()
-    plan = plan_splits(facts_of(source), ShardingPolicy.DYNAMIC, None)
+    plan = plan_splits(facts_of(source), ShardingPolicy.DYNAMIC, 3)
     assert plan.count is None
     plain = source.open(0)
     expected = [next(plain).tolist() for _ in range(9)]
     assert [batch for split in range(9) for batch in _read(source, plan, 0, split)] == expected
     files = _files_of_splits(2).repeat().as_source()
-    plan = plan_splits(facts_of(files), ShardingPolicy.DYNAMIC, None)
+    plan = plan_splits(facts_of(files), ShardingPolicy.DYNAMIC, 3)
     assert plan.count is None
     assert _read(files, plan, 0, 7) == [[1, 0], [1, 1], [1, 2]]
     assert file_of_split(files, plan, 7) == "file 1"
 
 
-def test_shards_of_files_and_by_hint() -> None:
+def test_a_split_is_a_file() -> None:
     source = _files_of_splits(5).as_source()
     plan = plan_splits(facts_of(source), ShardingPolicy.FILE, 2)
-    assert [row[0] for row in _read(source, plan, 0, 1)] == [1, 1, 1, 3, 3, 3]
-    assert file_of_split(source, plan, 0) is None
-    assert plan_splits(facts_of(source), ShardingPolicy.FILE_OR_DATA, 6).kind == "strides"
-    single = plan_splits(facts_of(source), ShardingPolicy.FILE, 5)
-    assert file_of_split(source, single, 4) == "file 4"
+    assert [row[0] for row in _read(source, plan, 0, 4)] == [4, 4, 4]
+    assert file_of_split(source, plan, 4) == "file 4"
+    whole = plan_splits(facts_of(source), ShardingPolicy.DATA, 2)
+    assert file_of_split(source, whole, 0) is None
+    single = _files_of_splits(1).as_source()
+    assert file_of_split(single, plan_splits(facts_of(single), ShardingPolicy.DATA, 2), 0)
+
+
+def test_shards_by_hint_are_the_source() -> None:
+    hint = sg.input.SHARD_HINT
+    source = sg.input.Dataset(np.arange(21), batch_size=2).shard(hint, hint).as_source()
+    plan = plan_splits(facts_of(source), ShardingPolicy.HINT, 3)
+    splits = [_read(source, plan, 0, split) for split in range(8)]
+    assert splits[3] == [[3, 11], [19]]
+    assert sorted(itertools.chain(*itertools.chain(*splits))) == list(range(21))
 
 
 def test_policies_that_do_not_fit_the_source() -> None:
     plain = facts_of(sg.input.Dataset(np.arange(3), batch_size=1).as_source())
-    with pytest.raises(ValueError, match="FILE was set, and the dispatcher has no list"):
-        plan_splits(plain, ShardingPolicy.FILE, None)
-    with pytest.raises(sg.errors.InvalidArgumentError, match=r"2 workers .* no known files"):
+    with pytest.raises(sg.errors.InvalidArgumentError, match=r"dataset with no known files"):
         plan_splits(plain, ShardingPolicy.FILE, 2)
     with pytest.raises(ValueError, match="HINT was set for a dataset without"):
         plan_splits(plain, ShardingPolicy.HINT, 2)
 
 
-@pytest.mark.parametrize(
-    ("policy", "skipped"), [(ShardingPolicy.OFF, [4, 0, 0]), (ShardingPolicy.DATA, [5, 2, 2])]
-)
-def test_batches_on_the_way_to_the_next_one_are_noted(policy, skipped) -> None:
+def test_batches_on_the_way_to_the_next_one_are_noted() -> None:
     closed: list[int] = []
 
     def batches() -> Iterator[np.ndarray]:
@@ -141,19 +146,18 @@ def test_batches_on_the_way_to_the_next_one_are_noted(policy, skipped) -> None:
             closed.append(1)
 
     source = sg.input.Dataset.from_generator(batches).as_source()
-    plan = plan_splits(facts_of(source), policy, 3)
+    plan = plan_splits(facts_of(source), ShardingPolicy.OFF, 3)
     noted: list[int] = []
-    first = 4 if policy is ShardingPolicy.OFF else 1
     reading = read_split(
-        source, plan, epoch=0, split=2, first=first, note_skipped=lambda: noted.append(1)
+        source, plan, epoch=0, split=2, first=4, note_skipped=lambda: noted.append(1)
     )
     found = []
-    for _ in skipped:
+    for _ in range(3):
         next(reading)
         found.append(len(noted))
         noted.clear()
     reading.close()
-    assert found == skipped
+    assert found == [4, 0, 0]
     assert closed == [1]
 
 

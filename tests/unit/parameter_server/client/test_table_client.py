@@ -118,7 +118,7 @@ def test_server_that_forgot_saves_all_rows(versions) -> None:
     with table_cluster(1) as cluster:
         cluster.train(range(5))
         number = cluster.tables.save(versions)
-        cluster.shards()[0].history._saves.clear()  # as after a restart
+        cluster.shards()[0].saves.clear()  # as after a restart
         state = cluster.state()
         number = cluster.tables.save(versions, since=number)
         (part,) = versions.manifest(number)["tables"]["t"]["parts"]

@@ -177,7 +177,8 @@ def test_damaged_file_is_named_and_the_former_version_stays(cluster, folder, tmp
 def test_table_of_normal_initial_rows_and_bfloat16(folder) -> None:
     options = {"initializer": {"kind": "normal", "a": 0, "b": 1, "seed": 7}}
     with table_cluster(3, dtype="bfloat16", **{**OPTIONS, **options}) as cluster:
-        cluster.client.scatter("t", KEYS[:9], np.full((9, 2), 2.5, cluster.shards()[0].value.dtype))
+        dtype = cluster.shards()[0].value.dtype
+        cluster.client.push({}, {"t": (KEYS[:9], np.full((9, 2), 2.5, dtype))})
         publish(folder, strategy=strategy_of(cluster))
         with Tables(folder, poll_s=None) as tables:
             wanted = cluster.client.pull_rows("t", KEYS)

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.keras import update_rule as update_groups
-from stratagem.parameter_server.keras.update_rule import KerasUpdate, is_elementwise
+from stratagem.parameter_server.keras import update_rule
+from stratagem.parameter_server.keras.update_rule import KerasUpdate
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
 
@@ -158,7 +158,7 @@ def test_optimizer_that_servers_cannot_make_is_refused_at_once() -> None:
         KerasUpdate(_Unstored(2.0, label="a"))
 
 
-# Rows of several tables updated as one array: the same bits as apart, and few programs.
+# Rows of several tables, updated apart: the same bits as together, and few programs.
 
 TABLES = {"a/part_0": 5, "b": 5, "wide": 7, "c/part_1": 5, "undecayed/part_2": 5, "wide 2": 7}
 NUM_ROWS = 300
@@ -207,19 +207,18 @@ class Server:
 
 
 @pytest.mark.parametrize("name", sorted({*OPTIMIZERS} - {"sgd", "adam", "schedule"}))
-def test_joined_rows_have_the_bits_of_separate_ones(name, monkeypatch) -> None:
-    joined, apart = Server(OPTIMIZERS[name]), Server(OPTIMIZERS[name])
+def test_rows_apart_have_the_bits_of_those_in_one_program(name, monkeypatch) -> None:
+    apart, together = Server(OPTIMIZERS[name]), Server(OPTIMIZERS[name])
     for seed, counts in enumerate([[3, 70, 64, 130, 2, 9], [0, 65, 60, 200, 1, 0]]):
-        joined.push(counts, seed)
+        apart.push(counts, seed)
         with monkeypatch.context() as patch:
-            patch.setattr(update_groups, "_MOST_BYTES", -1)
-            apart.push(counts, seed)
-    for key, value in apart.state().items():
-        np.testing.assert_array_equal(joined.state()[key], value, err_msg=key)
-    # One without weight decay, and those of another width, are apart.
-    wanted = ["a/part_0", "kernel", "undecayed/part_2", "wide"]
-    assert [sorted(names) for names in joined.programs] == [wanted]
-    assert [sorted(names) for names in apart.programs] == [sorted(["kernel", *TABLES])]
+            patch.setattr(update_rule, "_ELEMENTWISE", frozenset())
+            together.push(counts, seed)
+    for key, value in together.state().items():
+        np.testing.assert_array_equal(apart.state()[key], value, err_msg=key)
+    shared = [names for names in apart.programs if names == ["stratagem_rows"]]
+    assert len(shared) == 4  # sizes and widths; the undecayed table has its own
+    assert [sorted(names) for names in together.programs] == [sorted(["kernel", *TABLES])]
 
 
 def test_wavering_sizes_compile_few_programs() -> None:
@@ -230,18 +229,8 @@ def test_wavering_sizes_compile_few_programs() -> None:
         counts = rng.integers(60, 69, 12).tolist()  # padded to 64 or 128
         sizes.add(tuple(count > 64 for count in counts))
         server.push(counts, seed)
-    assert len(sizes) > 30  # of as many programs, apart
-    assert len(server.programs) <= 6
-
-
-def test_large_rows_stay_apart(monkeypatch) -> None:
-    """A copy of them would take longer than another array in the program."""
-    monkeypatch.setattr(update_groups, "_MOST_BYTES", 64 * 5 * 4)
-    server = Server(keras.optimizers.SGD(0.1))
-    server.push([64, 65, 3, 3, 3, 3])
-    assert sorted(server.programs[0]) == sorted(
-        ["kernel", "a/part_0", "b", "wide", "wide 2", "undecayed/part_2"]
-    )
+    assert len(sizes) > 30  # of as many programs, together
+    assert len(server.programs) == 3
 
 
 class OwnSGD(keras.optimizers.SGD):
@@ -249,8 +238,7 @@ class OwnSGD(keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Lamb(0.1), OwnSGD(0.1)])
-def test_optimizers_that_may_look_at_an_array_get_each_table(optimizer) -> None:
-    assert not is_elementwise(type(optimizer))
+def test_optimizers_that_may_look_at_an_array_get_all_at_once(optimizer) -> None:
     server = Server(optimizer, {"one": 3, "two": 3})
     server.push([5, 9])
     assert sorted(server.programs[0]) == ["kernel", "one", "two"]

@@ -456,14 +456,12 @@ class SlotOrder:
 class KeySlots:
     """Slots by key, with the number and the last version of each slot's updates.
 
-    Callers serialize calls. `dirty` has the slots that changed since the last journal entry, and
-    `unsaved` those since the last saved table; None if none was saved.
+    Callers serialize calls. `dirty` has the slots that changed since the last journal entry.
     """
 
     def __init__(self, most_rows: int, dirty: DirtyRows | None = None) -> None:
         self.index = KeyIndex(most_rows)
         self.dirty = DirtyRows(most_rows) if dirty is None else dirty
-        self.unsaved: DirtyRows | None = None
         self._most_rows = most_rows
         self.num_slots = 0
         self._seen = GrowingArray((), np.uint32, most_rows)
@@ -535,17 +533,17 @@ class KeySlots:
         self.mark(slots)
 
     def mark(self, slots: np.ndarray) -> None:
-        """Marks distinct slots as changed, for the journal and for saved tables."""
+        """Marks distinct slots as changed, for the journal."""
         self.dirty.mark(slots)
-        if self.unsaved is not None:
-            self.unsaved.mark(slots)
 
-    def track(self) -> DirtyRows:
-        """Returns the slots that changed since the last saved table, from the first call on."""
-        if self.unsaved is None:
-            self.unsaved = DirtyRows(self._most_rows)
-            self.unsaved.grow(self.num_slots)
-        return self.unsaved
+    def changed(self, version: int) -> np.ndarray:
+        """Returns the slots whose last update has a later version, in order."""
+        return np.flatnonzero(self.seen[: self.num_slots] > version)
+
+    @property
+    def free(self) -> np.ndarray:
+        """Slots that are not in use, in any order."""
+        return self._free.array[: self._num_free].copy()
 
     @contextlib.contextmanager
     def held(self, slots: np.ndarray) -> Generator[None]:
@@ -636,13 +634,10 @@ class KeySlots:
         self.index.grow(num_slots)
         for one in (self._seen, self._counts, self._is_used, self.dirty):
             one.grow(num_slots)
-        if self.unsaved is not None:
-            self.unsaved.grow(num_slots)
 
     def order(self) -> SlotOrder:
         """Returns what decides on the next new slots and on the next evictions."""
-        free = self._free.array[: self._num_free].copy()
-        return SlotOrder(self.num_slots, self._hand, self._swept, free)
+        return SlotOrder(self.num_slots, self._hand, self._swept, self.free)
 
     def set_order(self, order: SlotOrder) -> None:
         """Restores the result of `order`. Call after `restored`.

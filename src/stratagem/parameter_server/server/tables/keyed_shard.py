@@ -24,7 +24,6 @@ from stratagem.parameter_server.server.shards import (
 from stratagem.parameter_server.server.tables.key_slots import (
     DirtyRows,
     GrowingArray,
-    KeySlots,
     SavedKeys,
     most_rows_in_memory,
 )
@@ -35,15 +34,8 @@ from stratagem.parameter_server.server.tables.table_options import TableOptions
 # Memory of the key of a row, its place in the index and its counts.
 _KEY_BYTES = 28
 
-# Changes of a keyed table since each of its last saves.
-
-
-# Saves of several folders take turns, and each continues from its own last one.
-_MOST_SAVES = 8
-# They remember the changes of so many slots, or of as many as the table has.
-_LEAST_SLOTS = 2**20
-# Lists of changed slots are merged beyond this number.
-_MOST_LISTS = 16
+# Saves that a table remembers: a delta of another one has all rows.
+_MOST_SAVES = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,102 +44,6 @@ class KeyedMarks:
 
     rows: np.ndarray
     candidates: np.ndarray
-
-
-@dataclasses.dataclass
-class _Save:
-    """A save, the slots that changed between it and the next one, and if another one replaced it.
-
-    `used` grows with the last use.
-    """
-
-    used: int
-    changes: list[KeyedMarks] = dataclasses.field(default_factory=list[KeyedMarks])
-    is_replaced: bool = False
-
-    def add(self, changes: list[KeyedMarks]) -> None:
-        self.changes += changes
-        if len(self.changes) > _MOST_LISTS:
-            self.changes = [_union(self.changes)]
-
-
-class SaveHistory:
-    """Saves of a table by identity, and what changed after each. Callers serialize calls.
-
-    Changes are followed from the first `take` on: a table that is never saved has no cost.
-    """
-
-    def __init__(self, rows: KeySlots, candidates: KeySlots) -> None:
-        self._rows, self._candidates = rows, candidates
-        self._saves: dict[str, _Save] = {}
-        self._num_uses = 0
-
-    def __contains__(self, save: object) -> bool:
-        return save in self._saves
-
-    @property
-    def num_unsaved(self) -> int:
-        """Number of slots that changed since the last `take`."""
-        return len(self._rows.track()) + len(self._candidates.track())
-
-    def take(self) -> KeyedMarks:
-        """Returns the slots that changed since the last call."""
-        taken = KeyedMarks(
-            self._rows.track().take().astype(np.int32),
-            self._candidates.track().take().astype(np.int32),
-        )
-        if self._saves:
-            next(reversed(self._saves.values())).add([taken])
-        return taken
-
-    def since(self, save: str) -> KeyedMarks:
-        """Returns the slots that changed after a save, up to the last `take`."""
-        names = list(self._saves)
-        later = names[names.index(save) :]
-        return _union([one for name in later for one in self._saves[name].changes])
-
-    def add(self, save: str, replaced: str | None = None) -> None:
-        """Adds a save of the table as it is. Call it right after `take`.
-
-        `replaced` is the save that it continues.
-        """
-        self._num_uses += 1
-        if replaced in self._saves:
-            self._saves[replaced].is_replaced = True
-            self._saves[replaced].used = self._num_uses
-        self._drop(save)
-        self._saves[save] = _Save(self._num_uses)
-        while len(self._saves) > _MOST_SAVES:
-            order = {name: (not one.is_replaced, one.used) for name, one in self._saves.items()}
-            self._drop(min(order, key=order.__getitem__))
-        most_slots = max(_LEAST_SLOTS, self._rows.num_slots + self._candidates.num_slots)
-        while self._num_slots() > most_slots:
-            del self._saves[next(iter(self._saves))]  # a delta would be as large as the table
-
-    def _drop(self, save: str) -> None:
-        """Drops a save; an earlier one takes over its changes."""
-        names = list(self._saves)
-        if save not in names:
-            return
-        place = names.index(save)
-        changes = self._saves.pop(save).changes
-        if place:
-            self._saves[names[place - 1]].add(changes)
-
-    def _num_slots(self) -> int:
-        return sum(
-            len(one.rows) + len(one.candidates)
-            for save in self._saves.values()
-            for one in save.changes
-        )
-
-
-def _union(changes: list[KeyedMarks]) -> KeyedMarks:
-    none = np.empty(0, np.int32)
-    return KeyedMarks(
-        np.unique(np.concatenate([none, *(one.rows for one in changes)])),
-        np.unique(np.concatenate([none, *(one.candidates for one in changes)])),
-    )
 
 
 # Rows of a keyed table in one update.
@@ -213,8 +109,8 @@ class KeyedShard(Shard):
 
     The arrays are `value`, whose rows have the `format` of the table, and `slots`. They grow, and
     have more rows than are in use. `options` are those of the table, and `initials` the initial
-    values of the optimizer slots. `keyed` are the keys, and `history` the changes since the table
-    was saved.
+    values of the optimizer slots. `keyed` are the keys, and `saves` the last version in each of its
+    saves, by identity: rows that changed since have a later one, or none.
 
     Raises:
         ValueError: the spec has invalid options.
@@ -235,7 +131,7 @@ class KeyedShard(Shard):
         self.keyed = KeyedRows(self.options, self._most_rows, self._row_states())
         self._rows, self._candidates = self.keyed.rows, self.keyed.candidates
         self._is_changed = True  # what is no slot: counters, and the spec of a new table
-        self.history = SaveHistory(self._rows, self._candidates)
+        self.saves: dict[str, int] = {}
 
     def require(self, rows: np.ndarray) -> None:
         """Raises TypeError if these are not keys."""
@@ -261,6 +157,7 @@ class KeyedShard(Shard):
     def drop_slot(self, name: str) -> None:
         """Removes a slot of an optimizer."""
         del self.slots[name], self._slot_arrays[name], self.initials[name]
+        self.saves.clear()  # rows that were saved have it
 
     @property
     def row_bytes(self) -> int:
@@ -323,38 +220,6 @@ class KeyedShard(Shard):
         pulled[~is_known] = self._initial(slot, rows[~is_known], array.dtype)
         return pulled
 
-    def scatter(
-        self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
-    ) -> None:
-        """Assigns (`sign=0`) or adds to rows of keys, and makes those of unknown keys.
-
-        Neither admission nor the counts of updates matter here. Stored rows are rounded to the
-        nearest: these are no updates, by whose number random bits could differ.
-
-        Raises:
-            ValueError: the table is full, or a new key is given twice.
-        """
-        slots = self._rows.find(rows)
-        is_known = slots >= 0
-        new = rows[~is_known]
-        self._require_distinct(new)
-        self._hold(slots[is_known])
-        if len(new) > self.keyed.room(int(np.count_nonzero(is_known))):
-            where = f"and {self.spec.name!r} is full"
-            raise ValueError(f"{len(new)} rows were assigned to keys without rows, {where}")
-        self._reserve(len(new))
-        with self.lock:
-            made = slots[~is_known] = self.keyed.make(slots[is_known], new)
-            places = self._new_places(made)
-            self.value[places] = self._initial(None, new, self.value.dtype)
-            for name in self.slots:
-                self.slots[name][places] = self.initials[name]
-            array, places = self.array(slot), self._places(slots)
-            if sign:
-                values = self.expanded(slot, array[places]) + sign * values
-            array[places] = self.format.stored(values) if slot is None else values
-            self._rows.note(slots, version + self.keyed.version_offset, 0)
-
     def updated(
         self, optimizer: str, rows: np.ndarray | None, grads: np.ndarray | None, version: int
     ) -> UpdatedPart:
@@ -413,6 +278,17 @@ class KeyedShard(Shard):
         with self.lock:  # also of a table without rows
             part = self._saved(none, candidates)
         yield part
+
+    def changed(self, version: int) -> KeyedMarks:
+        """Returns the slots that updates after a version of the server have changed."""
+        last = version + self.keyed.version_offset
+        return KeyedMarks(self._rows.changed(last), self._candidates.changed(last))
+
+    def note_save(self, save: str, version: int) -> None:
+        """Records that the table was saved, or is as it was saved."""
+        self.saves[save] = version + self.keyed.version_offset
+        if len(self.saves) > _MOST_SAVES:
+            del self.saves[next(iter(self.saves))]
 
     def _rows_to_save(self) -> np.ndarray:
         """Returns the slots that a rewritten journal has."""

@@ -96,50 +96,30 @@ def test_a_failed_update_changes_nothing() -> None:
     assert not store.take_marks()
 
 
-@pytest.mark.parametrize("is_scattered", [False, True])
-def test_memory_that_is_missing_is_found_before_the_change(monkeypatch, is_scattered) -> None:
+def test_memory_that_is_missing_is_found_before_the_change(monkeypatch) -> None:
     store = made()
     push(store, np.arange(10))
     store.take_marks()
     before = store.tables
     slots = store._shards["t"]._slot_arrays["v"]
-    rows = np.ones((9000, DIM), np.float32)
 
     def refuse(num_rows: int) -> None:
         raise MemoryError(f"no {num_rows} rows")
 
-    def change() -> None:
-        if is_scattered:
-            store.scatter("t", np.arange(100, 9100), rows)
-        else:
-            push(store, np.arange(100, 9100))
-
     with monkeypatch.context() as patch:
         patch.setattr(slots, "grow", refuse)
         with pytest.raises(MemoryError, match="no 9010 rows"):
-            change()
+            push(store, np.arange(100, 9100))
     assert store.tables == before
     assert not store.take_marks()
     push(store, np.arange(100, 9100))
     assert store.tables["t"]["rows"] == 9010
 
 
-def test_scatter_makes_rows_and_leaves_counts() -> None:
-    store = made(admission={"kind": "AfterSightings", "sightings": 9}, max_rows=3)
-    store.scatter("t", np.array([7, 8]), np.ones((2, DIM), np.float32))
-    store.scatter("t", np.array([8, 9]), np.ones((2, DIM), np.float32), sign=1)
-    store.scatter("t:v", np.array([8]), np.full((1, DIM), 3, np.float32))
-    got = store.pull_rows("t", np.array([7, 8, 9]))
-    np.testing.assert_array_equal(got[:2], [[1] * DIM, [2] * DIM])
-    np.testing.assert_array_equal(got[2:], initial(np.array([9])) + 1)
-    slots = store.pull_rows("t:v", np.array([7, 8, 9]))
-    np.testing.assert_array_equal(slots[:, 0], [0.25, 3, 0.25])
-    full = "1 rows were assigned to keys without rows, and 't' is"
-    with pytest.raises(ValueError, match=full) as raised:
-        store.scatter("t", np.array([SECRET]), np.ones((1, DIM), np.float32))
-    assert str(SECRET) not in str(raised.value)
-    assert store.tables["t"]["rows"] == 3
-    assert not store.tables["t"]["refused_updates"]
+def test_rows_have_no_numbers() -> None:
+    store = made()
+    with pytest.raises(TypeError, match="they have keys, and no numbers"):
+        store.scatter("t", np.array([7]), np.ones((1, DIM), np.float32))
 
 
 @pytest.mark.parametrize(

@@ -190,23 +190,6 @@ def test_updates_are_computed_in_float32_and_stored_with_their_number(storage_dt
 
 
 @DTYPES
-def test_assigned_rows_are_rounded_to_the_nearest(storage_dtype) -> None:
-    store = made(storage_dtype=storage_dtype)
-    format = RowFormat((DIM,), "float32", storage_dtype, 5)
-    keys = np.arange(6)
-    push(store, keys[:3])
-    values = np.random.default_rng(0).normal(size=(6, DIM)).astype(np.float32)
-    store.scatter("t", keys, values)
-    nearest = format.expanded(format.stored(values))
-    np.testing.assert_array_equal(store.pull_rows("t", keys), nearest)
-    store.scatter("t", keys[::-1], values, sign=-1)
-    nearest = format.expanded(format.stored(nearest - values[::-1]))
-    np.testing.assert_array_equal(store.pull_rows("t", keys), nearest)
-    store.scatter("t:v", keys, values)  # a slot is not rounded
-    np.testing.assert_array_equal(store.pull_rows("t:v", keys), values)
-
-
-@DTYPES
 def test_rows_on_disk_and_of_a_journal_are_those_in_memory(
     tmp_path, monkeypatch, storage_dtype
 ) -> None:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratagem.errors import DataLossError
+from stratagem.parameter_server.server.shards import ShardSpec, Slot
 from stratagem.parameter_server.server.tables import key_slots, keyed_shard
 from stratagem.parameter_server.server.tables.key_slots import KeySlots, SavedKeys, SlotOrder
-from stratagem.parameter_server.server.tables.keyed_shard import SaveHistory
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.saved_tables import (
     SavedRows,
     TableEnd,
@@ -295,72 +296,42 @@ def test_order_of_the_next_slots_comes_back() -> None:
 
 # Changed slots since each save, against sets.
 
-NUM_SLOTS = 40
-SLOTS = st.sets(st.integers(0, NUM_SLOTS - 1), max_size=6)
-OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["change", "take", "save"]), SLOTS, st.integers(0, 4)), max_size=60
-)
-
-
-def slots_in_use() -> KeySlots:
-    slots = KeySlots(100)
-    slots.add(np.arange(NUM_SLOTS))
-    return slots
+SLOTS = st.sets(st.integers(0, 39), max_size=6)
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["update", "evict", "save"]), SLOTS), max_size=60)
 
 
 @given(OPERATIONS)
 @settings(deadline=None)
 def test_changes_since_a_save_are_those_of_sets(operations) -> None:
-    rows, candidates = slots_in_use(), slots_in_use()
-    history = SaveHistory(rows, candidates)
-    history.take()
-    since: dict[str, tuple[set[int], set[int]]] = {}
-    for number, (name, slots, base) in enumerate(operations):
-        if name == "change":
-            rows.mark(np.array([*slots], np.int64))
-            candidates.mark(np.array([one // 2 for one in slots if one % 2], np.int64))
-            for own, others in since.values():
-                own |= slots
-                others |= {one // 2 for one in slots if one % 2}
-        else:
-            history.take()
+    """Slots with a later version, and free ones, are all that changed, and hardly more."""
+    slots, version = KeySlots(100), 0
+    slots.add(np.arange(40))
+    since: dict[int, set[int]] = {}
+    for name, numbers in operations:
+        used = np.intersect1d(np.array([*numbers], np.int64), slots.used)
         if name == "save":
-            save = str(number)
-            history.add(save, str(base))
-            since[save] = set(), set()
-        if name != "change":
-            since = {save: changes for save, changes in since.items() if save in history}
-            for save, (own, others) in since.items():
-                assert {*history.since(save).rows.tolist()} == own
-                assert {*history.since(save).candidates.tolist()} == others
-    assert len(since) <= 8
+            since[version] = set()
+        else:
+            version += 1
+            slots.note(used, version) if name == "update" else slots.remove(used)
+            for changed in since.values():
+                changed |= {*used.tolist()}
+        free = {*slots.free.tolist()}
+        for saved, changed in since.items():
+            found = {*slots.changed(saved).tolist()}
+            assert found - free == changed - free
 
 
-def test_saves_of_another_folder_stay() -> None:
-    rows = slots_in_use()
-    history = SaveHistory(rows, KeySlots(100))
-    history.take()
-    history.add("hourly")
-    for number in range(50):  # each continues the last one
-        rows.mark(np.array([number % NUM_SLOTS]))
-        history.take()
-        history.add(f"minute {number}", f"minute {number - 1}")
-    assert "hourly" in history
-    assert "minute 49" in history
-    assert "minute 40" not in history
-    assert len(history.since("hourly").rows) == NUM_SLOTS
-    assert history.since("minute 48").rows.tolist() == [9]
-
-
-def test_table_that_changes_as_a_whole_forgets_its_first_saves(monkeypatch) -> None:
-    monkeypatch.setattr(keyed_shard, "_LEAST_SLOTS", 0)
-    rows = slots_in_use()
-    history = SaveHistory(rows, KeySlots(100))
-    for save in ("a", "b", "c"):
-        rows.mark(np.arange(NUM_SLOTS))
-        history.take()
-        history.add(save)
-    assert [save in history for save in ("a", "b", "c")] == [False, True, True]
+def test_a_table_remembers_its_last_saves(monkeypatch) -> None:
+    monkeypatch.setattr(keyed_shard, "_MOST_SAVES", 2)
+    spec = ShardSpec("t", (0, 2), "float32", has_rows=True, table={})
+    shard = KeyedShard(spec)
+    for version, save in enumerate("abca"):
+        shard.note_save(save, version)
+    assert shard.saves == {"c": 2, "a": 3}
+    shard.add_slot("v", Slot("v", "float32", 0.0))
+    shard.drop_slot("v")  # rows of these saves may have it
+    assert not shard.saves
 
 
 # Decisions of policies.

@@ -67,7 +67,7 @@ def change(store: ServerVariables, step: int) -> None:
     keys = rng.permutation(rng.choice(KEYS, rng.choice([3, 30, 300]), replace=False))
     grads = rng.normal(size=(len(keys), DIM)).astype(np.float32)
     optimizer = "second" if "second" in store.optimizers and rng.random() < 0.3 else ""
-    match rng.choice(["update", "update", "unread", "fails", "scatter", "slots", "save"]):
+    match rng.choice(["update", "update", "unread", "fails", "slots", "save"]):
         case "update":
             store.tiers.warm({"t": (keys, grads)})
             store.update({}, {"t": (keys, grads)}, {"t": optimizer})
@@ -76,9 +76,6 @@ def change(store: ServerVariables, step: int) -> None:
         case "fails":
             with pytest.raises(FloatingPointError, match="no update"):
                 store.update({}, {"t": (keys, grads)}, {"t": "failing"})
-        case "scatter" if "max_rows" not in store.keyed_shards["t"].spec.table:
-            store.scatter("t", keys[:40], grads[:40], sign=1)
-            store.scatter("t:v", keys[:9], grads[:9])
         case "slots" if "second" in store.optimizers:  # rows have the initial one when it is back
             store.drop_rule("second")
         case "slots":
