@@ -342,7 +342,9 @@ def _packed_by_value(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes
     try:
         pickled = dumps_without_state(call)
     except Exception as error:
-        raise _unsendable(*call, error) from error
+        raise unsendable(
+            *call, error, where="another process", pickled=dumps_without_state
+        ) from error
     return pack_call(pickled, path=sys.path, by_value=True, sources=_sources_in(pickled))
 
 
@@ -392,13 +394,20 @@ def _compares_name(test: ast.expr) -> bool:
     return "__name__" in names and "__main__" in texts
 
 
-def _unsendable(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+def unsendable(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    error: Exception,
+    *,
+    where: str,
+    pickled: Callable[[object], bytes],
 ) -> TypeError:
+    """Returns the error of a call that `pickled` cannot pickle, which names the part."""
     parts = {f"Argument {index}": value for index, value in enumerate(args)}
     parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
     parts |= captured_values(fn)
-    name, value = find_unpicklable(parts, pickled=dumps_without_state) or ("", None)
+    name, value = find_unpicklable(parts, pickled=pickled) or ("", None)
     called = getattr(fn, "__qualname__", repr(fn))
     subject = f"{name} of {called}, of type {type(value).__name__}," if name else called
     expected = "arguments and captured variables that can be pickled."
@@ -413,7 +422,7 @@ def _unsendable(
     reason = str(error).splitlines()[:1]
     return TypeError(
         explain(
-            f"{subject} cannot be sent to another process: {' '.join(reason)}",
+            f"{subject} cannot be sent to {where}: {' '.join(reason)}",
             expected=expected,
             fix=fix,
             code="SG606",

@@ -1,7 +1,7 @@
 """Jobs of a Ray cluster as a client sees them: the package sent, requests, the log followed.
 
-Ray's `JobSubmissionClient` does the requests, through one port of the head. `job.py` describes what
-client and job say to each other.
+Ray's `JobSubmissionClient` does the requests, through one port of the head. `protocol.py` describes
+what client and job say to each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 from stratagem import environment, settings
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain, invalid
-from stratagem.launch.remote.job import (
+from stratagem.launch.remote.protocol import (
     RENEWALS_PER_LEASE,
     FrameReader,
     LogFrame,
@@ -181,6 +181,7 @@ def _installed_folders() -> list[Path]:
 # Requests to the head.
 
 _REQUEST_S = 30.0
+_NOT_FOUND = 404
 _UPLOAD_S = 600.0
 
 
@@ -251,6 +252,15 @@ class JobsClient:
         with self._explained():
             path = lease_path(nonce, number)
             self._client.request("PUT", path, data=b"-", timeout=_REQUEST_S).raise_for_status()
+
+    def is_renewed(self, nonce: str, number: int) -> bool:
+        """Returns True if the client of a job has renewed its lease so often."""
+        with self._explained():
+            answer = self._client.request("GET", lease_path(nonce, number))
+            if answer.status_code == _NOT_FOUND:
+                return False
+            answer.raise_for_status()
+            return True
 
     async def log(self, job: str) -> AsyncGenerator[str]:
         """Yields the log of a job from its beginning, in parts as they arrive."""

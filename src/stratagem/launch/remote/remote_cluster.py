@@ -25,14 +25,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
 from stratagem.cluster.spec import ClusterDef, ClusterSpec
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain, invalid
-from stratagem.launch.functions import (
-    RemoteError,
-    captured_values,
-    dumps,
-    find_unpicklable,
-    require_callable,
-)
-from stratagem.launch.remote.job import ANSWER, JOB_VARIABLE, JobPlan, answer_key, verified
+from stratagem.launch.functions import RemoteError, dumps, require_callable, unsendable
 from stratagem.launch.remote.jobs_client import (
     HEARTBEATS_PER_LIMIT,
     JobOutput,
@@ -42,6 +35,13 @@ from stratagem.launch.remote.jobs_client import (
     follow,
     local_modules,
     pack,
+)
+from stratagem.launch.remote.protocol import (
+    ANSWER,
+    JOB_VARIABLE,
+    JobPlan,
+    answer_key,
+    verified,
 )
 from stratagem.launch.remote.ray_nodes import leader_of, resource_of_task, tasks_of
 from stratagem.launch.restart.task_group import CaughtSignals
@@ -356,27 +356,11 @@ def _spec_of(cluster: object) -> ClusterSpec:
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     require_callable(fn, "run(train, (3,))")
+    call = (fn, tuple(args), dict(kwargs))
     try:
-        return pack_call(dumps((fn, tuple(args), kwargs)), by_value=True)
+        return pack_call(dumps(call), by_value=True)
     except Exception as error:
-        raise TypeError(
-            explain(
-                f"{_describe_unpicklable(fn, args, kwargs)} cannot be sent to the cluster: {error}",
-                expected="a function whose arguments and captured variables can be pickled.",
-                fix="create the object inside the function.",
-                code="SG606",
-            )
-        ) from error
-
-
-def _describe_unpicklable(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> str:
-    """Describes the part of a call that cannot be pickled."""
-    parts = {f"Argument {index}": value for index, value in enumerate(args)}
-    parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
-    found = find_unpicklable(parts | captured_values(fn))
-    return f"{fn!r}" if found is None else f"{found[0]} of {fn!r}, {found[1]!r},"
+        raise unsendable(*call, error, where="the cluster", pickled=dumps) from error
 
 
 # `connect_to_cluster`: moves the running script to a cluster of servers.

@@ -21,7 +21,6 @@ from ray.job_submission import JobStatus
 from stratagem.cluster.addresses import free_ports
 from stratagem.errors import UnavailableError
 from stratagem.launch.remote import jobs_client
-from stratagem.launch.remote.job import FrameWriter
 from stratagem.launch.remote.jobs_client import (
     JobOutput,
     JobResult,
@@ -31,6 +30,7 @@ from stratagem.launch.remote.jobs_client import (
     local_modules,
     pack,
 )
+from stratagem.launch.remote.protocol import FrameWriter
 from tests.unit.launch.remote.answering import listening
 
 # Files that are sent with a program.

@@ -84,7 +84,7 @@ LEADER = """
 import json, sys
 from stratagem.launch.remote.ray_cluster import RayCluster
 from stratagem.launch.remote.ray_nodes import start_head
-from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.processes import RayProcesses
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
