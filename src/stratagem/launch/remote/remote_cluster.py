@@ -222,9 +222,7 @@ class RemoteCluster:
         return self._run(package, self._plan(command)).code
 
     def _run(self, package: bytes, plan: JobPlan) -> JobResult:
-        self._wait_for_servers()
-        if self._spec is not None:
-            self._wait_for_turn()
+        self._wait_until_ready()
         # If this process exits, cancel the job it started.
         with CaughtSignals() as caught, contextlib.ExitStack() as stack:
             if plan.lease_s is not None:
@@ -271,68 +269,56 @@ class RemoteCluster:
             url=self._jobs.url,
         )
 
-    def _wait_for_turn(self) -> None:
-        """Waits for jobs of other clients: a cluster runs one program at a time."""
-        started_s = time.monotonic()
-        deadline_s = started_s + self._join_timeout_s
-        has_reported = False
-        while others := {
-            job: metadata[_CLIENT]
-            for job, metadata in self._jobs.running().items()
-            if _CLIENT in metadata
-        }:
-            named = ", ".join(f"{job} of {client}" for job, client in others.items())
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceededError(
-                    explain(
-                        f"The cluster at {self._jobs.url} is still busy after "
-                        f"{self._join_timeout_s:g} s: {named}.",
-                        expected="a cluster that runs one program at a time.",
-                        fix="wait, or stop that job; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
-                    )
-                )
-            if not has_reported and time.monotonic() > started_s + _REPORT_WAIT_AFTER_S:
+    def _wait_until_ready(self) -> None:
+        """Waits for missing servers, and for jobs of others: a cluster runs one at a time."""
+        started_s, has_reported = time.monotonic(), False
+        while (obstacle := self._obstacle()) is not None:
+            named, error = obstacle
+            waited_s = time.monotonic() - started_s
+            if waited_s > self._join_timeout_s:
+                raise error
+            if waited_s > _REPORT_WAIT_AFTER_S and not has_reported:
                 logs.announce(_logger, f"Waiting for {named}.")
                 has_reported = True
             threading.Event().wait(_POLL_S)
 
-    def _wait_for_servers(self) -> None:
-        deadline_s = time.monotonic() + self._join_timeout_s
-        while True:
-            missing, leader = self._missing()
-            if not missing:
-                return
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceededError(
-                    explain(
-                        f"The cluster at {self._jobs.url} is incomplete after "
-                        f"{self._join_timeout_s:g} s; missing: {', '.join(missing)}. {leader}",
-                        expected="`stratagem server` on each machine, with the same "
-                        "RAY_AUTH_TOKEN.",
-                        fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the "
-                        "limit.",
-                        code="SG514",
-                    )
-                )
-            threading.Event().wait(_POLL_S)
-
-    def _missing(self) -> tuple[list[str], str]:
-        """Returns the tasks whose servers have not joined, and a sentence about the leader."""
-        spec = self._spec
+    def _obstacle(self) -> tuple[str, DeadlineExceededError] | None:
+        """Returns whom a program has to wait for, and the error of who waits too long."""
+        spec, leader = self._spec, "The leader has started."
+        after = f"after {self._join_timeout_s:g} s"
         try:
             self._jobs.connect()
             if spec is None:
-                return [], ""
+                return None
             joined = {name for machine in self._jobs.machines() for name in machine}
+            missing = [
+                f"{kind} {index} ({spec.task_address(kind, index)})"
+                for kind, index in tasks_of(spec)
+                if resource_of_task(kind, index) not in joined
+            ]
+            jobs = {} if missing else self._jobs.running()
         except UnavailableError as error:
-            # Only the first sentence of that error: the one of the caller has its own fix.
-            return ["its leader"], str(error).splitlines()[0]
-        missing = [
-            f"{kind} {index} ({spec.task_address(kind, index)})"
-            for kind, index in tasks_of(spec)
-            if resource_of_task(kind, index) not in joined
-        ]
-        return missing, "The leader has started."
+            # Only the first sentence of that error: the one below has its own fix.
+            missing, leader, jobs = ["its leader"], str(error).splitlines()[0], {}
+        if missing:
+            named = ", ".join(missing)
+            what = f"is incomplete {after}; missing: {named}. {leader}"
+            expected = "`stratagem server` on each machine, with the same RAY_AUTH_TOKEN."
+            fix = "start the missing servers"
+        elif others := [f"{job} of {of[_CLIENT]}" for job, of in jobs.items() if _CLIENT in of]:
+            named = ", ".join(others)
+            what = f"is still busy {after}: {named}."
+            expected, fix = "a cluster that runs one program at a time.", "wait, or stop that job"
+        else:
+            return None
+        return named, DeadlineExceededError(
+            explain(
+                f"The cluster at {self._jobs.url} {what}",
+                expected=expected,
+                fix=f"{fix}; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                code="SG514",
+            )
+        )
 
 
 def _number(value: float | None, setting: str) -> float:
