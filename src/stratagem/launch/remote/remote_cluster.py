@@ -44,7 +44,7 @@ from stratagem.launch.remote.protocol import (
     verified,
 )
 from stratagem.launch.remote.ray_nodes import leader_of, resource_of_task, tasks_of
-from stratagem.launch.restart.task_group import CaughtSignals
+from stratagem.launch.restart.report import CaughtSignals
 from stratagem.launch.tasks.exit_status import exit_code
 from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
 
