@@ -157,9 +157,8 @@ class ClusterSpec(PublicDir):
         Returns:
             Jobs sorted by name, with tasks sorted by index.
         """
-        return ClusterDef(
-            tuple(JobDef(job, dict(sorted(tasks.items()))) for job, tasks in sorted(self._items()))
-        )
+        jobs = sorted(self._jobs.items())
+        return ClusterDef(tuple(JobDef(job, dict(sorted(tasks.items()))) for job, tasks in jobs))
 
     @property
     def jobs(self) -> list[str]:
@@ -232,9 +231,6 @@ class ClusterSpec(PublicDir):
         """
         tasks = self._tasks(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
-
-    def _items(self) -> list[tuple[str, dict[int, str]]]:
-        return list(self._jobs.items())
 
     def _tasks(self, job_name: str) -> dict[int, str]:
         if job_name not in self._jobs:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from stratagem import environment
 from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.launchers import number_of
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain, invalid
 
 # Parsing of Slurm's compact lists of hosts and of tasks per node.
@@ -288,10 +289,8 @@ def _text(name: str) -> str:
 
 
 def _number(name: str) -> int:
-    try:
-        return parse_task_index(_text(name))
-    except ValueError as error:
-        raise ValueError(f"Environment variable {name}: {error}") from error
+    _text(name)  # which says what to do where it is missing
+    return number_of(name) or 0
 
 
 def _jobs_of_environment() -> dict[str, int]:

@@ -95,7 +95,6 @@ class ForkServer:
         self._trace = ""
         self._numbers = itertools.count()
         self._exit_codes: dict[int, int] = {}  # by fork number
-        self._num_forked = 0
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         options = {"path": sys.path if inherits_path else None, "modules": list(modules)}
         command = (sys.executable, "-c", PROGRAM, str(theirs.fileno()), json.dumps(options))
@@ -145,29 +144,24 @@ class ForkServer:
             raise _too_slow("loaded its modules", load_s, "STRATAGEM_JOIN_TIMEOUT_S")
         _require_no_error(self._trace)
         number = next(self._numbers)
+        fork_s = float(settings.read("peer_timeout_s"))
         ours, theirs = socket.socketpair()
-        ours.settimeout(timeout_s)
+        ours.settimeout(fork_s if timeout_s is None else min(timeout_s, fork_s))
         try:
             with theirs, contextlib.suppress(OSError):  # already gone: there will be no reply
                 request = json.dumps({"kind": kind, "number": number}).encode()
                 socket.send_fds(self._connection, [request], [theirs.fileno(), *outputs])
-            self._wait_for_fork(number, timeout_s)
+            try:
+                ours.recv(1)  # from the fork; nothing if there is none
+            except TimeoutError:
+                raise _too_slow("forked a process", fork_s, "STRATAGEM_PEER_TIMEOUT_S") from None
+            ours.settimeout(timeout_s)
             reply = _exchange(ours, job)
             _require_no_error(reply.get("trace", ""))
         except BaseException:
             ours.close()
             raise
         return ForkedProcess(self, number, reply, ours)
-
-    def _wait_for_fork(self, number: int, timeout_s: float | None) -> None:
-        limit_s = float(settings.read("peer_timeout_s"))
-        limit_s = limit_s if timeout_s is None else min(timeout_s, limit_s)
-        with self._changed:
-            is_done = self._changed.wait_for(
-                lambda: self._num_forked > number or self._is_over, limit_s
-            )
-        if not is_done:
-            raise _too_slow("forked a process", limit_s, "STRATAGEM_PEER_TIMEOUT_S")
 
     def exit_code(self, number: int, *, timeout_s: float | None = None) -> int | None:
         """Waits for a fork's exit code, negative for a signal; None after the timeout."""
@@ -220,9 +214,6 @@ class ForkServer:
                 self._is_loaded = True
             elif report["kind"] == "failed":
                 self._trace = report["trace"]
-            elif report["kind"] == "forked":
-                # The largest: threads may send their requests in another order.
-                self._num_forked = max(self._num_forked, report["number"] + 1)
             else:
                 self._exit_codes[report["number"]] = report["code"]
             self._changed.notify_all()

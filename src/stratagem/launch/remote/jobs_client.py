@@ -428,11 +428,14 @@ def follow(
     peer_s = float(settings.read("peer_timeout_s"))
     limit_s, is_heard = float(settings.read("join_timeout_s")), False
     heard_s = time.monotonic()
-    with _JobLog(jobs, job, peer_s) as log:
+    with _log_of(jobs, job, peer_s) as log:
         while not texts["end"]:
             if should_leave():
                 return None
-            item = log.next(_POLL_S)
+            try:
+                item = log.get(timeout=_POLL_S)
+            except queue.Empty:
+                item = ""
             if isinstance(item, Exception):
                 raise item
             if not isinstance(item, str):
@@ -485,89 +488,83 @@ def _unheard(job: str, limit_s: float, *, is_heard: bool) -> UnavailableError:
     )
 
 
-class _JobLog(Closing):
-    """Reads a log in another thread, so that this one notices an interruption at once."""
+@contextlib.contextmanager
+def _log_of(jobs: JobsClient, job: str, limit_s: float) -> Generator[queue.SimpleQueue[Any]]:
+    """Reads a log in another thread, so that this one notices an interruption at once.
 
-    def __init__(self, jobs: JobsClient, job: str, limit_s: float) -> None:
-        self._jobs = jobs
-        self._job = job
-        self._limit_s = limit_s
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._loop = asyncio.new_event_loop()
-        self._reading = self._loop.create_task(self._read())
-        self._thread = threading.Thread(target=self._run, name="log of a job", daemon=True)
-        self._thread.start()
+    Yields the queue of its parts; finally it has the last details of the job, or an error.
+    """
+    items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    loop = asyncio.new_event_loop()
+    reading = loop.create_task(_read_log(jobs, job, limit_s, items))
 
-    def next(self, timeout_s: float) -> Any:
-        """Returns the next part, "" after the timeout; finally the last details, or an error."""
+    def run() -> None:
         try:
-            return self._items.get(timeout=timeout_s)
-        except queue.Empty:
-            return ""
-
-    def close(self) -> None:
-        """Closes the connection."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._reading.cancel)
-        self._thread.join(_CLOSING_S)  # it may wait for an answer that will not come
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._reading)
+            loop.run_until_complete(reading)
         except asyncio.CancelledError:
             pass
         except Exception as error:  # noqa: BLE001 - raised by follow()
-            self._items.put(error)
+            items.put(error)
         finally:
-            self._loop.close()
+            loop.close()
 
-    async def _read(self) -> None:
-        """Reads the log until the job has ended, and again when the connection is lost.
+    thread = threading.Thread(target=run, name="log of a job", daemon=True)
+    thread.start()
+    try:
+        yield items
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(reading.cancel)
+        thread.join(_CLOSING_S)  # it may wait for an answer that will not come
 
-        A job sends heartbeats, so a quiet log is a connection that died, or a job that did.
-        """
-        failed_s: float | None = None
-        has_ended = False
-        while True:
-            is_broken = False
-            try:
-                async with (
-                    asyncio.timeout(self._limit_s) as quiet,
-                    contextlib.aclosing(self._jobs.log(self._job)) as parts,
-                ):
-                    async for text in parts:
-                        failed_s = None if text else failed_s
-                        quiet.reschedule(self._loop.time() + self._limit_s)
-                        self._items.put(text)
-            except TimeoutError:
-                pass  # the job's state tells more
-            except UnavailableError:
-                is_broken = True
-            try:
-                details = self._jobs.details(self._job)
-            except UnavailableError as error:
-                failed_s = failed_s or time.monotonic()
-                if time.monotonic() - failed_s > self._limit_s:
-                    raise self._lost(error) from error
-            else:
-                failed_s = None
-                # A job may end while its log is without a connection: it is read once more then.
-                if details.status.is_terminal() and (has_ended or not is_broken):
-                    self._items.put(details)
-                    return
-                has_ended = details.status.is_terminal()
-            await asyncio.sleep(_RETRY_S)
-            # Ends an incomplete line: the log is read from its beginning.
-            self._items.put("\n")
 
-    def _lost(self, cause: Exception) -> UnavailableError:
-        return UnavailableError(
-            explain(
-                f"The cluster has not responded about job {self._job} for {self._limit_s:g} s: "
-                f"{str(cause).splitlines()[0]}",
-                expected="a leader that runs and can be reached.",
-                fix="check the leader, start it again, and run the program again: it resumes from "
-                "its last checkpoint. STRATAGEM_PEER_TIMEOUT_S changes the limit.",
-                code="SG514",
-            )
-        )
+async def _read_log(
+    jobs: JobsClient, job: str, limit_s: float, items: queue.SimpleQueue[Any]
+) -> None:
+    """Reads the log until the job has ended, and again when the connection is lost.
+
+    A job sends heartbeats, so a quiet log is a connection that died, or a job that did.
+    """
+    failed_s: float | None = None
+    has_ended = False
+    while True:
+        is_broken = False
+        try:
+            async with (
+                asyncio.timeout(limit_s) as quiet,
+                contextlib.aclosing(jobs.log(job)) as parts,
+            ):
+                async for text in parts:
+                    failed_s = None if text else failed_s
+                    quiet.reschedule(asyncio.get_running_loop().time() + limit_s)
+                    items.put(text)
+        except TimeoutError:
+            pass  # the job's state tells more
+        except UnavailableError:
+            is_broken = True
+        try:
+            details = jobs.details(job)
+        except UnavailableError as error:
+            failed_s = failed_s or time.monotonic()
+            if time.monotonic() - failed_s > limit_s:
+                raise UnavailableError(
+                    explain(
+                        f"The cluster has not responded about job {job} for {limit_s:g} s: "
+                        f"{str(error).splitlines()[0]}",
+                        expected="a leader that runs and can be reached.",
+                        fix="check the leader, start it again, and run the program again: it "
+                        "resumes from its last checkpoint. STRATAGEM_PEER_TIMEOUT_S changes the "
+                        "limit.",
+                        code="SG514",
+                    )
+                ) from error
+        else:
+            failed_s = None
+            # A job may end while its log is without a connection: it is read once more then.
+            if details.status.is_terminal() and (has_ended or not is_broken):
+                items.put(details)
+                return
+            has_ended = details.status.is_terminal()
+        await asyncio.sleep(_RETRY_S)
+        # Ends an incomplete line: the log is read from its beginning.
+        items.put("\n")

@@ -110,12 +110,6 @@ def test_stopped_server_is_reported(server, monkeypatch) -> None:
     first.close()
 
 
-def test_forks_may_be_reported_in_another_order_than_they_were_numbered(server) -> None:
-    for number in (1, 0):
-        server._receive({"kind": "forked", "number": number})
-    server._wait_for_fork(1, 0.1)  # raises if it still waits for the report
-
-
 def test_server_that_is_stopped_while_it_loads_is_reported(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.2")
     server = ForkServer(["keras"], _VARIABLES)
