@@ -19,7 +19,7 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource, WatchingSource
 from stratagem.cluster.preemption.signals import SignalSource
 from stratagem.cluster.resolvers.gce import metadata
-from stratagem.errors import explain, invalid
+from stratagem.errors import check_type, explain, invalid
 
 # Notice source that polls a user's function.
 
@@ -321,7 +321,9 @@ class TerminationConfig:
 
     def __post_init__(self) -> None:
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
-            _check_function(name, getattr(self, name))
+            if (function := getattr(self, name)) is not None:
+                fix = f"pass a function, such as {name}=lambda: ..."
+                check_type(name, function, callable, "a function, or None", fix)
         for name in ("grace_period", "poll_interval_s"):
             _check_time(name, getattr(self, name), above_zero=name == "poll_interval_s")
 
@@ -460,35 +462,16 @@ def _exit_with(code: int) -> Callable[[], object]:
     return functools.partial(sys.exit, code)
 
 
-def _check_function(name: str, function: object) -> None:
-    if function is not None and not callable(function):
-        raise TypeError(
-            explain(
-                f"{name}={function!r} is not callable.",
-                expected="a function, or None.",
-                fix=f"pass a function, such as {name}=lambda: ...",
-            )
-        )
-
-
-def _check_time(name: str, time_s: object, *, above_zero: bool) -> None:
+def _check_time(name: str, time_s: Any, *, above_zero: bool) -> None:
     if time_s is None and not above_zero:
         return
-    if isinstance(time_s, bool) or not isinstance(time_s, int | float):
-        raise TypeError(
-            explain(
-                f"{name}={time_s!r} is of type {type(time_s).__name__}.",
-                expected="a number of seconds.",
-                fix=f"pass {name}=60, for example.",
-            )
-        )
+    fix = f"pass {name}=60, for example."
+    kind = int if isinstance(time_s, bool) else int | float
+    check_type(name, time_s, kind, "a number of seconds", fix)
     is_enough = time_s > 0 if above_zero else time_s >= 0
     if not is_enough or time_s == float("inf"):
-        raise invalid(
-            f"{name}={time_s!r} is out of range.",
-            expected="a number of seconds above 0." if above_zero else "seconds, 0 or more.",
-            fix=f"pass {name}=60, for example.",
-        )
+        expected = "a number of seconds above 0." if above_zero else "seconds, 0 or more."
+        raise invalid(f"{name}={time_s!r} is out of range.", expected=expected, fix=fix)
 
 
 # Watcher that distinguishes a preemption from an ordinary failure.

@@ -64,12 +64,15 @@ def local_modules(loaded: Mapping[str, ModuleType] | None = None) -> dict[str, P
     installed = _installed_folders()
     found: dict[str, Path] = {}
     for name, module in list((sys.modules if loaded is None else loaded).items()):
-        top, _, _ = name.partition(".")
-        if top in ("__main__", "__mp_main__", "stratagem") or top in found:
+        if "." in name or name in ("__main__", "__mp_main__", "stratagem"):
+            continue  # the parent of a submodule is loaded, too
+        folders = list(getattr(module, "__path__", None) or ())
+        file = folders[0] if folders else getattr(module, "__file__", None)
+        if file is None or not Path(file).exists():
             continue
-        path = _location(top, name, module)
-        if path is not None and not any(path.is_relative_to(one) for one in installed):
-            found[top] = path
+        path = Path(file).resolve()
+        if not any(path.is_relative_to(one) for one in installed):
+            found[name] = path
     return found
 
 
@@ -153,21 +156,6 @@ def _too_large(folder: Path | None, sizes: Mapping[str, int], limit: int) -> str
         fix='pass excludes=["..."], move data to storage that the servers can read, or raise '
         "STRATAGEM_UPLOAD_LIMIT_BYTES.",
     )
-
-
-def _location(top: str, name: str, module: ModuleType) -> Path | None:
-    """Returns file or folder of the top-level module that a module belongs to, or None."""
-    file = getattr(module, "__file__", None)
-    folders = list(getattr(module, "__path__", None) or ())
-    if name == top and file is None and folders:
-        return Path(folders[0]).resolve()  # a package without __init__.py
-    if file is None or not Path(file).is_file():
-        return None
-    path = Path(file).resolve()
-    if name == top:
-        return path.parent if folders else path
-    depth = name.count(".") + (1 if folders else 0)
-    return path.parents[depth - 1] if len(path.parents) >= depth else None
 
 
 def _installed_folders() -> list[Path]:

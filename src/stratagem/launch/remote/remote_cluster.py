@@ -23,8 +23,8 @@ from stratagem import environment, logs, settings
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
-from stratagem.cluster.spec import ClusterDef, ClusterSpec
-from stratagem.errors import DeadlineExceededError, UnavailableError, explain, invalid
+from stratagem.cluster.spec import EXAMPLE, ClusterDef, ClusterSpec
+from stratagem.errors import DeadlineExceededError, UnavailableError, check_type, explain, invalid
 from stratagem.launch.functions import RemoteError, dumps, require_callable, unsendable
 from stratagem.launch.remote.jobs_client import (
     HEARTBEATS_PER_LIMIT,
@@ -325,18 +325,12 @@ def _number(value: float | None, setting: str) -> float:
     return float(settings.read(setting) if value is None else value)
 
 
-def _spec_of(cluster: object) -> ClusterSpec:
+def _spec_of(cluster: Any) -> ClusterSpec:
     if isinstance(cluster, ClusterResolver):
         cluster = cluster.cluster_spec()
-    if not isinstance(cluster, Mapping | ClusterDef | ClusterSpec):
-        raise TypeError(
-            explain(
-                f"cluster={cluster!r} is of type {type(cluster).__name__}.",
-                expected="a ClusterSpec, a dict, a ClusterDef, a resolver, or the URL of a Ray "
-                "cluster.",
-                fix='pass {"chief": ["host0:2222"], "worker": ["host1:2222"]}, for example.',
-            )
-        )
+    wanted = "a ClusterSpec, a dict, a ClusterDef, a resolver, or the URL of a Ray cluster"
+    kind = Mapping | ClusterDef | ClusterSpec
+    check_type("cluster", cluster, kind, wanted, f"pass {EXAMPLE}, for example.")
     return ClusterSpec(cluster)
 
 
