@@ -91,7 +91,7 @@ class ForkServer:
     ) -> None:
         self._changed = threading.Condition()
         self._is_loaded = False
-        self._is_over = False
+        self.is_over = False  # once the server and all its forks have ended
         self._trace = ""
         self._numbers = itertools.count()
         self._exit_codes: dict[int, int] = {}  # by fork number
@@ -108,19 +108,14 @@ class ForkServer:
         self._keeper.start()
 
     @property
-    def is_over(self) -> bool:
-        """True once the server and all its forks have ended."""
-        return self._is_over
-
-    @property
     def is_ready(self) -> bool:
         """True if it has imported its modules and runs."""
-        return self._is_loaded and not self._is_over
+        return self._is_loaded and not self.is_over
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
         """Waits until the modules are imported or the server is over; False after the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_loaded or self._is_over, timeout_s)
+            return self._changed.wait_for(lambda: self._is_loaded or self.is_over, timeout_s)
 
     def fork(
         self,
@@ -166,8 +161,8 @@ class ForkServer:
     def exit_code(self, number: int, *, timeout_s: float | None = None) -> int | None:
         """Waits for a fork's exit code, negative for a signal; None after the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: number in self._exit_codes or self._is_over, timeout_s)
-            return self._exit_codes.get(number, -signal.SIGKILL if self._is_over else None)
+            self._changed.wait_for(lambda: number in self._exit_codes or self.is_over, timeout_s)
+            return self._exit_codes.get(number, -signal.SIGKILL if self.is_over else None)
 
     def close(self) -> None:
         """Ends the server and all its forks."""
@@ -205,7 +200,7 @@ class ForkServer:
                 process.wait()
             self._connection.close()
             with self._changed:
-                self._is_over = True
+                self.is_over = True
                 self._changed.notify_all()
 
     def _receive(self, report: dict[str, Any]) -> None:

@@ -146,8 +146,12 @@ class RayNode(Closing):
                 self._session.close()  # an orderly end would ask the head first
                 self.close()
                 return
-            if _STARTED in self._printed():
-                lost = self._lost_service()
+            # `ray start` continues without those that ended in order, or were stopped.
+            for service in self._services if _STARTED in self._printed() else ():
+                service.look()
+                if service.is_lost:
+                    how = "has ended" if service.has_ended else "does not answer"
+                    lost = f"its {service.name} {how}"
         reason = lost or self.last_lines()
         self.close()
         if lost or probe(self.head_address) == "there":
@@ -158,18 +162,6 @@ class RayNode(Closing):
                     fix="check the logs in /tmp/ray, and that the machine has enough memory.",
                 )
             )
-
-    def _lost_service(self) -> str:
-        """Looks at the services; returns what happened to one, or "".
-
-        `ray start` continues without those that ended in order, or were stopped.
-        """
-        for service in self._services:
-            service.look()
-            if service.is_lost:
-                what = "has ended" if service.has_ended else "does not answer"
-                return f"its {service.name} {what}"
-        return ""
 
     def last_lines(self) -> str:
         """Returns the last lines that Ray printed."""

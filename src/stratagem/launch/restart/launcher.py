@@ -74,14 +74,13 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
 class Outcome:
     """Result of a launch: exit statuses of the last start, and their circumstances.
 
-    `signum` is the signal to the launcher that ended the tasks, if any; `restart` counts earlier
-    starts; `were_asked` means that the launcher asked the tasks to exit, so that more can start.
-    With `may_survive`, workers that others have survived did not fail.
+    `signum` is the signal to the launcher that ended the tasks, if any; `were_asked` means that the
+    launcher asked the tasks to exit, so that more can start. With `may_survive`, workers that
+    others have survived did not fail.
     """
 
     statuses: tuple[ExitStatus, ...]
     signum: signal.Signals | None
-    restart: int
     were_asked: bool = False
     may_survive: bool = False
 
@@ -183,7 +182,7 @@ class _Job:
         while True:
             num_workers = self.discovery.wait(num_workers, lambda: caught.ending is not None)
             if not num_workers:
-                outcome = Outcome(statuses=(), signum=caught.ending, restart=count.count)
+                outcome = Outcome(statuses=(), signum=caught.ending)
                 context.events.end(outcome.exit_code)
                 return outcome
             started_s, num_forked = time.monotonic(), warm.num_started if warm else 0
@@ -238,7 +237,6 @@ class _Job:
             return Outcome(
                 statuses=group.statuses,
                 signum=context.caught.ending,
-                restart=restart,
                 were_asked=group.were_asked,
                 may_survive=options.survivors,
             )

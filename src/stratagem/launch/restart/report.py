@@ -29,6 +29,7 @@ from stratagem.observe.stragglers import (
     times_of,
 )
 from stratagem.observe.writer import EventWriter
+from stratagem.resources import Closing
 
 # Signals to the launcher, queued for its loop.
 
@@ -37,8 +38,8 @@ ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _CAUGHT = (*sorted(ENDING), signal.SIGUSR1, signal.SIGUSR2)
 
 
-class CaughtSignals:
-    """Replaces a program's own handlers while its tasks run.
+class CaughtSignals(Closing):
+    """Replaces a program's own handlers until it is closed, while tasks run.
 
     Only the main thread can have handlers; elsewhere nothing is caught. Signals that this process
     ignores stay ignored, here and in its tasks: `nohup` does that to SIGHUP.
@@ -48,22 +49,15 @@ class CaughtSignals:
         self._caught: list[signal.Signals] = []
         self._handlers: dict[signal.Signals, Any] = {}
         self.ending: signal.Signals | None = None
-
-    def __enter__(self) -> CaughtSignals:
         if threading.current_thread() is threading.main_thread():
             for signum in _CAUGHT:
                 handler = signal.getsignal(signum)
                 # None is a handler set outside Python, which could not be restored.
                 if handler not in (None, signal.SIG_IGN):
                     self._handlers[signum] = signal.signal(signum, self._catch)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Restores the handlers."""
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
 

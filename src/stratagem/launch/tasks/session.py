@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import subprocess
@@ -25,8 +26,7 @@ class Session(Closing):
     def __init__(
         self, command: Sequence[str], variables: Mapping[str, str], **streams: Any
     ) -> None:
-        self._closing = contextlib.ExitStack()
-        guardian = self._closing.enter_context(Guardian())
+        self._guardian = Guardian()
         made: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def keep() -> None:
@@ -49,10 +49,10 @@ class Session(Closing):
         threading.Thread(target=keep, name=f"session of {command[0]}", daemon=True).start()
         started = made.get()
         if isinstance(started, OSError):
-            self._closing.close()
+            self._guardian.close()
             raise started
         self.process: subprocess.Popen[bytes] = started
-        guardian.watch(started.pid)
+        self._guardian.watch(started.pid)
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
         """Waits for the end of the program; returns False after the timeout."""
@@ -70,5 +70,7 @@ class Session(Closing):
 
     def close(self) -> None:
         """Kills what is left of the session."""
-        self._closing.close()  # as a guardian does that is left
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._guardian.close()
