@@ -164,8 +164,8 @@ def test_log_that_cannot_be_written_leaves_no_process(script, folder, monkeypatc
     started = []
     process = task_group.TaskProcess
 
-    def start(plan, base, warm):
-        started.append(process(plan, base, warm))
+    def start(*arguments):
+        started.append(process(*arguments))
         # The next task's file cannot be made.
         (folder / "logs" / "worker-1.log").mkdir()
         return started[-1]

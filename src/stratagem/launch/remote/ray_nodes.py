@@ -118,7 +118,7 @@ class RayNode(Closing):
             on_error.pop_all()
         atexit.register(self.close)
 
-    def wait_for_start(self, deadline_s: float) -> bool:
+    def has_started(self, deadline_s: float) -> bool:
         """Waits until this machine has joined the cluster; returns False if that failed.
 
         Raises DeadlineExceededError once `time.monotonic()` passes `deadline_s`.
@@ -324,15 +324,12 @@ def join_as_node(
 
 def _failed_start(node: RayNode, deadline_s: float) -> str | None:
     """Waits for the start of a node; returns its last lines if it failed, else None."""
-    try:
-        if node.wait_for_start(deadline_s):
-            return None
-        lines = node.last_lines()
-    except BaseException:
-        node.close()
-        raise
-    node.close()
-    return lines
+    with contextlib.ExitStack() as failing:
+        failing.callback(node.close)
+        if not node.has_started(deadline_s):
+            return node.last_lines()
+        failing.pop_all()
+    return None
 
 
 def _options(host: str | None, task_type: str, task_index: int) -> list[str]:

@@ -50,18 +50,26 @@ _TO_THE_TASK_ALONE = {signal.SIGUSR1, signal.SIGUSR2}
 
 
 class TaskProcess:
-    """A started task, in a separate session and process group.
+    """A started task, in a separate session and process group; once it has ended, its `status`.
 
     `warm` forks the task if possible; None always starts a new process. Raises OSError if the
     system cannot start another process.
     """
 
     def __init__(
-        self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None = None
+        self,
+        plan: TaskPlan,
+        base: Mapping[str, str],
+        warm: WarmStart | None = None,
+        output: TaskOutput | None = None,
     ) -> None:
         self.plan = plan
+        self.output = output or TaskOutput(plan.name, None)
         self.signals: set[int] = set()
         self.is_gone = False
+        self.status: ExitStatus | None = None
+        self.stopped_at_s: float | None = None
+        self.started_s = time.monotonic()
         forked = None if warm is None else warm.start(plan, base)
         self._process = _start_new(plan, base) if forked is None else forked
         pipes = (self._process.stdout, self._process.stderr)
@@ -73,6 +81,22 @@ class TaskProcess:
     def group(self) -> int:
         """Id of the process group."""
         return self._process.pid
+
+    @property
+    def state(self) -> TaskState:
+        """The state on which decisions are based."""
+        return TaskState(
+            task_type=self.plan.task_type,
+            trains=self.plan.trains,
+            status=self.status,
+            is_gone=self.is_gone,
+            stopped_at_s=self.stopped_at_s,
+        )
+
+    def stop(self) -> None:
+        """Asks the task to end."""
+        self.send(signal.SIGTERM)
+        self.stopped_at_s = time.monotonic()
 
     def returncode(self) -> int | None:
         """Returns the exit code, negative for a signal; None while the process runs."""
@@ -115,9 +139,10 @@ class TaskProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Closes the pipes."""
+        """Closes the pipes, and the file of the output."""
         for stream in self.streams:
             stream.close()
+        self.output.close()
 
 
 def _start_new(plan: TaskPlan, base: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -158,38 +183,6 @@ def _has_members(group: int) -> bool:
 _POLL_S = 0.05
 
 
-@dataclasses.dataclass(kw_only=True)
-class RunningTask:
-    """One task: its process, its output and, once it has ended, its exit status."""
-
-    process: TaskProcess
-    output: TaskOutput
-    status: ExitStatus | None = None
-    stopped_at_s: float | None = None
-    started_s: float = dataclasses.field(default_factory=time.monotonic)
-
-    @property
-    def plan(self) -> TaskPlan:
-        """The plan of its process."""
-        return self.process.plan
-
-    @property
-    def state(self) -> TaskState:
-        """The state on which decisions are based."""
-        return TaskState(
-            task_type=self.plan.task_type,
-            trains=self.plan.trains,
-            status=self.status,
-            is_gone=self.process.is_gone,
-            stopped_at_s=self.stopped_at_s,
-        )
-
-    def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Sends a signal that asks the task to end."""
-        self.process.send(signum)
-        self.stopped_at_s = time.monotonic()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchContext:
     """What all starts of a launch share.
@@ -214,7 +207,7 @@ class TaskGroup(Closing):
         self._context, self._options = context, context.options
         self._screen, self._warm = screen, warm
         self._selector = selectors.DefaultSelector()
-        self._tasks: list[RunningTask] = []
+        self._tasks: list[TaskProcess] = []
         self._num_interrupts = 0
         self._reported: list[ExitStatus] = []
         self._restarts = WorkerRestarts(self._options.max_restarts)  # that others survive
@@ -239,7 +232,7 @@ class TaskGroup(Closing):
         for plan in plans:
             self._start(plan, is_leader=plan is plans[0])
         started_s = time.monotonic()
-        while not all(task.process.is_gone for task in self._tasks):
+        while not all(task.is_gone for task in self._tasks):
             self._step()
             now_s = time.monotonic()
             # Since the launch, not this start: tasks that fail early restart often.
@@ -251,12 +244,11 @@ class TaskGroup(Closing):
     def close(self) -> None:
         """Kills all remaining processes, even after an error."""
         for task in self._tasks:
-            if not task.process.is_gone:
-                task.process.send(signal.SIGKILL)
-                task.process.wait()
-                self._context.guardian.forget(task.process.group)
-            task.process.close()
-            task.output.close()
+            if not task.is_gone:
+                task.send(signal.SIGKILL)
+                task.wait()
+                self._context.guardian.forget(task.group)
+            task.close()
         self._selector.close()
 
     def _start(self, plan: TaskPlan, *, is_leader: bool) -> None:
@@ -266,22 +258,20 @@ class TaskGroup(Closing):
         output = TaskOutput(plan.name, self._screen if is_shown else None, file)
         with contextlib.ExitStack() as on_error:
             on_error.callback(output.close)
-            process = TaskProcess(plan, self._context.base, self._warm)
+            task = TaskProcess(plan, self._context.base, self._warm, output)
             on_error.pop_all()
-        task = RunningTask(process=process, output=output)
         self._tasks.append(task)
-        self._context.guardian.watch(process.group)
-        for index, stream in enumerate(process.streams):
+        self._context.guardian.watch(task.group)
+        for index, stream in enumerate(task.streams):
             self._selector.register(stream, selectors.EVENT_READ, (task, index))
 
     def _restart(self, index: int) -> None:
         """Starts a task again that has ended, in its place among all."""
         before = self._tasks[index]
-        for stream in before.process.streams:
+        for stream in before.streams:
             with contextlib.suppress(KeyError, ValueError):  # its end was read
                 self._selector.unregister(stream)
-        before.process.close()
-        before.output.close()
+        before.close()
         count = int(before.plan.variables["STRATAGEM_RESTART_COUNT"]) + 1
         variables = {**before.plan.variables, "STRATAGEM_RESTART_COUNT": str(count)}
         self._start(dataclasses.replace(before.plan, variables=variables), is_leader=index == 0)
@@ -302,17 +292,16 @@ class TaskGroup(Closing):
         """Shows new output; waits for it a little."""
         for key, _ in self._selector.select(_POLL_S):
             task, index = key.data
-            data = task.process.read(key.fileobj)
+            data = task.read(key.fileobj)
             if data:
                 task.output.take(data, time.monotonic(), stream=index)
             elif data is not None:
                 self._selector.unregister(key.fileobj)
 
-    def _update(self, task: RunningTask, now_s: float) -> None:
-        process = task.process
-        if process.is_gone:
+    def _update(self, task: TaskProcess, now_s: float) -> None:
+        if task.is_gone:
             return
-        returncode = process.returncode()
+        returncode = task.returncode()
         if returncode is None:
             return
         if task.status is None:
@@ -322,18 +311,18 @@ class TaskGroup(Closing):
                 returncode=returncode,
                 at_s=now_s,
                 was_stopped=task.stopped_at_s is not None or self._is_idle_server(task.plan),
-                signals=frozenset(process.signals),
+                signals=frozenset(task.signals),
                 lines=task.output.last_lines(),
                 was_shown=task.output.is_shown,
                 loss=take_loss(task.plan.variables.get(LOSS_FILE)),
             )
-        if process.look_for_members():
+        if task.look_for_members():
             self._show_rest(task, now_s)
-            self._context.guardian.forget(process.group)
+            self._context.guardian.forget(task.group)
 
-    def _show_rest(self, task: RunningTask, now_s: float) -> None:
-        for index, stream in enumerate(task.process.streams):
-            task.output.take(task.process.read_all(stream), now_s, stream=index)
+    def _show_rest(self, task: TaskProcess, now_s: float) -> None:
+        for index, stream in enumerate(task.streams):
+            task.output.take(task.read_all(stream), now_s, stream=index)
         task.output.show_rest(now_s)
 
     def _is_idle_server(self, plan: TaskPlan) -> bool:
@@ -362,11 +351,11 @@ class TaskGroup(Closing):
                 if num_left and not is_ending:
                     self._plan_restart(task, now_s)
         if num_left:
-            due = self._restarts.take_due(now_s, lambda index: self._tasks[index].process.is_gone)
+            due = self._restarts.take_due(now_s, lambda index: self._tasks[index].is_gone)
             for index in [] if is_ending else due:
                 self._restart(index)
 
-    def _plan_restart(self, task: RunningTask, now_s: float) -> None:
+    def _plan_restart(self, task: TaskProcess, now_s: float) -> None:
         index = next(place for place, one in enumerate(self._tasks) if one is task)
         text = self._restarts.note_loss(
             index,
@@ -406,8 +395,8 @@ class TaskGroup(Closing):
         if signum in ENDING:
             self._context.events.notice(f"{signum.name} to the launcher")
         for task in self._tasks:
-            if not task.process.is_gone:
-                task.process.send(signal.SIGKILL if is_impatient else signum)
+            if not task.is_gone:
+                task.send(signal.SIGKILL if is_impatient else signum)
                 if (
                     signum in ENDING
                     and self._context.kills_interrupted
@@ -441,9 +430,9 @@ class TaskGroup(Closing):
             self._screen.say(stop_report(cause, self.statuses))
         for index in to_stop:
             task = self._tasks[index]
-            if task.status is None and self._context.caught.ending in task.process.signals:
+            if task.status is None and self._context.caught.ending in task.signals:
                 task.stopped_at_s = now_s  # another signal would interrupt its orderly end
             else:
                 task.stop()
         for index in tasks_to_kill(states, now_s, grace_s=options.grace_s):
-            self._tasks[index].process.send(signal.SIGKILL)
+            self._tasks[index].send(signal.SIGKILL)
