@@ -263,6 +263,8 @@ class _Processes(Closing, abc.ABC):
                 process = self._start_once(index)
             except Exception as error:  # noqa: BLE001 - also OSError: no memory or descriptors left
                 next_s = restarts.delay_after_failed_start_s()
+                if self._is_closed:  # it may have failed because of that
+                    return None
                 if next_s is None:
                     self._report("given up", index, error)
                     return None

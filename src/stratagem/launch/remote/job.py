@@ -263,7 +263,7 @@ class _JobTask:
     process: JobProcess | _RemoteProcess
     kind: str = ""
     index: int = 0
-    code: int = 0
+    code: int = 1  # until it has ended
     answer: str = ""
 
     @property
@@ -272,16 +272,18 @@ class _JobTask:
 
     def report(self, frames: FrameWriter, ended: queue.SimpleQueue[_JobTask]) -> None:
         """Writes the output of the task until it ends."""
-        while True:
-            for kind, text in self.process.next(_POLL_S):
-                if kind == "end":
-                    self.code = int(text)
-                    ended.put(self)
-                    return
-                if kind == "answer":
-                    self.answer = text
-                else:
-                    frames.write(kind, text, self.name)
+        kind = ""
+        try:
+            while kind != "end":
+                for kind, text in self.process.next(_POLL_S):
+                    if kind == "end":
+                        self.code = int(text)
+                    elif kind == "answer":
+                        self.answer = text
+                    else:
+                        frames.write(kind, text, self.name)
+        finally:
+            ended.put(self)
 
 
 def run(plan: JobPlan, frames: FrameWriter, is_over: threading.Event) -> tuple[int, str]:
@@ -360,7 +362,8 @@ def _start_tasks(plan: JobPlan) -> list[_JobTask]:
     for kind, index in plan.tasks:
         options = {"num_cpus": 0, "resources": {resource_of_task(kind, index): 1}}
         host, _ = split_address(spec.task_address(kind, index))
-        actors.append(actor_class.options(**options, max_concurrency=2).remote(host))
+        # It is read while it is asked to end, and closed then.
+        actors.append(actor_class.options(**options, max_concurrency=3).remote(host))
         tasks.append(_JobTask(_RemoteProcess(f"{kind} {index}", actors[-1]), kind, index))
     cluster: dict[str, dict[int, str]] = {}
     asked = [actor.free_address.remote() for actor in actors]
