@@ -113,31 +113,25 @@ def _all_files(
     folder: Path | None, modules: Mapping[str, Path], excludes: Sequence[str]
 ) -> Iterator[tuple[str, Path]]:
     """Yields files with their names in the archive; the first of a name wins."""
-    if folder is not None:
-        yield from _files_below(folder, excludes)
+    roots = {} if folder is None else {"": folder}
     for top, place in modules.items():
-        if folder is not None and place.is_relative_to(folder):
-            continue
-        if place.is_dir():
-            for name, path in _files_below(place, excludes):
-                yield f"{top}/{name}", path
-        else:
-            yield place.name, place
-
-
-def _files_below(folder: Path, excludes: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    for current, folders, names in os.walk(folder):
-        here = Path(current)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not _is_excluded(here.joinpath(name).relative_to(folder), excludes)
-            and not (here / name / "pyvenv.cfg").exists()
-        )
-        for name in sorted(names):
-            path = here / name
-            if not _is_excluded(path.relative_to(folder), excludes) and path.is_file():
-                yield path.relative_to(folder).as_posix(), path
+        if folder is None or not place.is_relative_to(folder):
+            roots[f"{top}/"] = place
+    for prefix, root in roots.items():
+        if root.is_file():
+            yield root.name, root
+        for current, folders, names in os.walk(root):
+            here = Path(current)
+            folders[:] = sorted(
+                name
+                for name in folders
+                if not _is_excluded((here / name).relative_to(root), excludes)
+                and not (here / name / "pyvenv.cfg").exists()
+            )
+            for path in (here / name for name in sorted(names)):
+                own = path.relative_to(root)
+                if not _is_excluded(own, excludes) and path.is_file():
+                    yield prefix + own.as_posix(), path
 
 
 def _is_excluded(path: Path, excludes: Iterable[str]) -> bool:
