@@ -218,7 +218,7 @@ class _Processes(Closing, abc.ABC):
         for keeper in others:
             keeper.join(max(0.0, deadline_s - time.monotonic()))
         self._kill()
-        for index in self._processes:  # the others have not started yet
+        for index in [*self._processes]:  # the others have not started yet
             if self._keepers[index] in others:
                 self._keepers[index].join(_CLOSING_S)
 
@@ -342,7 +342,7 @@ class _Processes(Closing, abc.ABC):
 
     def _kill(self) -> None:
         """Kills processes that have not closed in time."""
-        for process in self._processes.values():
+        for process in [*self._processes.values()]:
             process.kill()
 
 
