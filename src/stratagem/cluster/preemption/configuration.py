@@ -467,8 +467,9 @@ def _check_time(name: str, time_s: Any, *, above_zero: bool) -> None:
     fix = f"pass {name}=60, for example."
     kind = int if isinstance(time_s, bool) else int | float
     check_type(name, time_s, kind, "a number of seconds", fix)
-    is_enough = time_s > 0 if above_zero else time_s >= 0
-    if not is_enough or time_s == float("inf"):
+    number: Any = time_s
+    is_enough = number > 0 if above_zero else number >= 0
+    if not is_enough or number == float("inf"):
         expected = "a number of seconds above 0." if above_zero else "seconds, 0 or more."
         raise invalid(f"{name}={time_s!r} is out of range.", expected=expected, fix=fix)
 

@@ -329,8 +329,8 @@ def _spec_of(cluster: Any) -> ClusterSpec:
     if isinstance(cluster, ClusterResolver):
         cluster = cluster.cluster_spec()
     wanted = "a ClusterSpec, a dict, a ClusterDef, a resolver, or the URL of a Ray cluster"
-    kind = Mapping | ClusterDef | ClusterSpec
-    check_type("cluster", cluster, kind, wanted, f"pass {EXAMPLE}, for example.")
+    fix = f"pass {EXAMPLE}, for example."
+    check_type("cluster", cluster, Mapping | ClusterDef | ClusterSpec, wanted, fix)
     return ClusterSpec(cluster)
 
 

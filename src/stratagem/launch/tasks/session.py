@@ -27,6 +27,7 @@ class Session(Closing):
         self, command: Sequence[str], variables: Mapping[str, str], **streams: Any
     ) -> None:
         self._guardian = Guardian()
+        self._closing = threading.Lock()
         made: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def keep() -> None:
@@ -70,7 +71,8 @@ class Session(Closing):
 
     def close(self) -> None:
         """Kills what is left of the session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._guardian.close()
+        with self._closing:  # whoever reads its output also closes it at its end
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self._guardian.close()
