@@ -177,12 +177,13 @@ class JobProcess(Closing):
         deadline_s = time.monotonic() + timeout_s
         while True:
             code = self._session.process.poll()
+            if code is not None:
+                self._session.close()  # else its children may print without end
             left_s = deadline_s - time.monotonic()
             # All that was printed before the end is read after it.
             if found := self._read(min(_LOOK_S, max(0.0, left_s)) if code is None else 0.0):
                 return found
             if code is not None:
-                self._session.close()
                 with contextlib.suppress(OSError):  # no answer, or closed meanwhile
                     answer = (self._folder.path / "answer").read_bytes()
                     found.append(("answer", base64.b64encode(answer).decode("ascii")))
