@@ -4,22 +4,20 @@ from stratagem.cluster.accelerators import TPUSystemMetadata
 from stratagem.cluster.detection import ENVIRONMENTS, detect
 from stratagem.cluster.kubernetes_services import resolve_cluster
 from stratagem.cluster.processes import Processes, check_cluster, processes_of_task
-from stratagem.cluster.resolvers.gce import GCEClusterResolver
-from stratagem.cluster.resolvers.kubernetes import (
+from stratagem.cluster.resolvers import (
+    ClusterResolver,
+    GCEClusterResolver,
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
-)
-from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
-from stratagem.cluster.resolvers.simple import ProcessClusterResolver, SimpleClusterResolver
-from stratagem.cluster.resolvers.slurm import (
+    ProcessClusterResolver,
+    SageMakerClusterResolver,
+    SimpleClusterResolver,
     SlurmClusterResolver,
-    expand_hostlist,
-    expand_tasks_per_node,
+    TFConfigClusterResolver,
+    TPUClusterResolver,
+    UnionResolver,
 )
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
-from stratagem.cluster.resolvers.tpu import TPUClusterResolver
-from stratagem.cluster.resolvers.union import UnionResolver
+from stratagem.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node
 from stratagem.cluster.roles import (
     TASK_TYPES,
     collective_leader,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.kubernetes import KubernetesExecutableLocation, core_api
@@ -42,17 +42,11 @@ def parse_task_name(name: str) -> tuple[str | None, int | None]:
     return task_type, index
 
 
-class _ServiceClient(Protocol):
-    """A `kubernetes.client.CoreV1Api`."""
-
-    def list_service_for_all_namespaces(self) -> Any: ...
-
-
 def resolve_cluster(
     port: int = 5000,
     parse_task_name_fn: Callable[[str], tuple[str | None, int | None]] = parse_task_name,
     *,
-    override_client: _ServiceClient | None = None,
+    override_client: Any = None,
     executable_location: KubernetesExecutableLocation = KubernetesExecutableLocation.OFF_CLUSTER,
 ) -> ClusterSpec:
     """Returns the cluster whose tasks have load balancers on Kubernetes.

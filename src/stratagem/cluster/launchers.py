@@ -18,6 +18,15 @@ _KUBEFLOW_JAX_PORT = 6666
 _TORCH_PORT = 29500
 
 
+def number_of(name: str) -> int | None:
+    """Returns the whole number in an environment variable; None if it is not set."""
+    text = environment.lookup(name)
+    try:
+        return None if text is None else parse_task_index(text)
+    except ValueError as error:
+        raise ValueError(f"Environment variable {name}: {error}") from error
+
+
 def port_of_job(job: int, *, num_ports: int = 1) -> int:
     """Returns a port on which all processes of a job agree, rarely shared by other jobs.
 
@@ -26,7 +35,7 @@ def port_of_job(job: int, *, num_ports: int = 1) -> int:
 
     Source: JAX's clusters/slurm_cluster.py, which derives a single port the same way.
     """
-    chosen = _number("JAX_COORDINATOR_PORT")
+    chosen = number_of("JAX_COORDINATOR_PORT")
     if chosen is not None:
         return chosen
     num_rows = max(1, (_MAX_PORT - _FIRST_PORT + 1) // num_ports)
@@ -35,13 +44,13 @@ def port_of_job(job: int, *, num_ports: int = 1) -> int:
 
 def kubeflow_jax() -> Processes | None:
     """Reads the variables of a JAX job of Kubeflow Trainer; None without `JAX_NUM_PROCESSES`."""
-    num_processes = _number("JAX_NUM_PROCESSES")
+    num_processes = number_of("JAX_NUM_PROCESSES")
     if num_processes is None:
         return None
     process_id = _required_number("JAX_PROCESS_ID", beside="JAX_NUM_PROCESSES")
     address = environment.lookup("JAX_COORDINATOR_ADDRESS")
     if address is not None:
-        address = _with_port(address, _number("JAX_COORDINATOR_PORT") or _KUBEFLOW_JAX_PORT)
+        address = _with_port(address, number_of("JAX_COORDINATOR_PORT") or _KUBEFLOW_JAX_PORT)
     return Processes(num_processes, process_id, address)
 
 
@@ -50,21 +59,21 @@ def torchrun() -> Processes | None:
 
     If its agent listens on `MASTER_PORT`, the next port is used.
     """
-    num_processes, process_id = _number("WORLD_SIZE"), _number("RANK")
+    num_processes, process_id = number_of("WORLD_SIZE"), number_of("RANK")
     host = environment.lookup("MASTER_ADDR")
     if num_processes is None or process_id is None or host is None:
         return None
-    port = _number("JAX_COORDINATOR_PORT")
+    port = number_of("JAX_COORDINATOR_PORT")
     if port is None:
-        port = _number("MASTER_PORT") or _TORCH_PORT
+        port = number_of("MASTER_PORT") or _TORCH_PORT
         if environment.lookup("TORCHELASTIC_USE_AGENT_STORE") == "True":
             port = port + 1 if port < _MAX_PORT else port - 1
     return Processes(
         num_processes,
         process_id,
         join_address(host, port),
-        _number("LOCAL_RANK"),
-        _number("LOCAL_WORLD_SIZE"),
+        number_of("LOCAL_RANK"),
+        number_of("LOCAL_WORLD_SIZE"),
     )
 
 
@@ -84,7 +93,7 @@ def kubeflow_torch() -> Processes | None:
         )
     process_id = _required_number("PET_NODE_RANK", beside="PET_NNODES")
     host = environment.lookup("PET_MASTER_ADDR")
-    port = _number("JAX_COORDINATOR_PORT") or _number("PET_MASTER_PORT") or _TORCH_PORT
+    port = number_of("JAX_COORDINATOR_PORT") or number_of("PET_MASTER_PORT") or _TORCH_PORT
     address = None if host is None else join_address(host, port)
     return Processes(int(num_nodes), process_id, address, 0, 1)
 
@@ -95,15 +104,15 @@ def open_mpi() -> Processes | None:
     The coordinator is `JAX_COORDINATOR_ADDRESS`, or this host if all processes run on it, or
     `mpirun`'s host, which Open MPI 4 names and on which process 0 must run.
     """
-    num_processes = _number("OMPI_COMM_WORLD_SIZE")
+    num_processes = number_of("OMPI_COMM_WORLD_SIZE")
     if num_processes is None:
         return None
-    num_local = _number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    num_local = number_of("OMPI_COMM_WORLD_LOCAL_SIZE")
     return Processes(
         num_processes,
         _required_number("OMPI_COMM_WORLD_RANK", beside="OMPI_COMM_WORLD_SIZE"),
         _open_mpi_coordinator(all_local=num_local == num_processes),
-        _number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        number_of("OMPI_COMM_WORLD_LOCAL_RANK"),
         num_local,
     )
 
@@ -132,16 +141,8 @@ def _with_port(address: str, port: int) -> str:
     return address
 
 
-def _number(name: str) -> int | None:
-    text = environment.lookup(name)
-    try:
-        return None if text is None else parse_task_index(text)
-    except ValueError as error:
-        raise ValueError(f"Environment variable {name}: {error}") from error
-
-
 def _required_number(name: str, *, beside: str) -> int:
-    number = _number(name)
+    number = number_of(name)
     if number is None:
         raise invalid(
             f"{beside} is set, but {name} is not.",

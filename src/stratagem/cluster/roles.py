@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem.cluster.spec import ClusterDef, ClusterSpec, parse_task_index
-from stratagem.errors import invalid
+from stratagem.cluster.spec import EXAMPLE, ClusterDef, ClusterSpec, parse_task_index
+from stratagem.errors import check_type, invalid
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
@@ -34,15 +34,15 @@ def normalize_cluster_spec(cluster_spec: _Cluster) -> ClusterSpec:
 
     Source: TF 2.21 multi_worker_util.py, normalize_cluster_spec.
     """
-    if isinstance(cluster_spec, ClusterSpec):
-        return cluster_spec
-    if isinstance(cluster_spec, Mapping | ClusterDef):
-        return ClusterSpec(cluster_spec)
-    raise invalid(
-        f"cluster_spec={cluster_spec!r} is of type {type(cluster_spec).__name__}.",
-        expected="a dict, a ClusterDef or a ClusterSpec.",
-        fix='pass a cluster such as {"worker": ["host0:2222", "host1:2222"]}.',
+    check_type(
+        "cluster_spec",
+        cluster_spec,
+        Mapping | ClusterDef | ClusterSpec,
+        "a dict, a ClusterDef or a ClusterSpec",
+        f"pass a cluster such as {EXAMPLE}.",
+        error=ValueError,
     )
+    return cluster_spec if isinstance(cluster_spec, ClusterSpec) else ClusterSpec(cluster_spec)
 
 
 def task_count(cluster_spec: ClusterSpec, task_type: str) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from stratagem.errors import explain, invalid
+from stratagem.errors import check_type, explain, invalid
 from stratagem.logs import PublicDir, as_html, new_table
 
+EXAMPLE = '{"worker": ["host0:2222", "host1:2222"]}'
 _MAX_SHOWN = 32  # in a notebook
 
 
@@ -101,16 +102,10 @@ class ClusterSpec(PublicDir):
             jobs = cluster._jobs
         elif isinstance(cluster, ClusterDef):
             jobs = {job.name: job.tasks for job in cluster.job}
-        elif isinstance(cluster, Mapping):
-            jobs = cluster
         else:
-            raise TypeError(
-                explain(
-                    f"cluster={cluster!r} is of type {type(cluster).__name__}.",
-                    expected="a dict of jobs, a ClusterDef or a ClusterSpec.",
-                    fix='pass a cluster such as {"worker": ["host0:2222", "host1:2222"]}.',
-                )
-            )
+            wanted = "a dict of jobs, a ClusterDef or a ClusterSpec"
+            check_type("cluster", cluster, Mapping, wanted, f"pass a cluster such as {EXAMPLE}.")
+            jobs = cluster
         self._jobs: dict[str, dict[int, str]] = {
             _job_name(job): _tasks_of_job(job, tasks) for job, tasks in jobs.items()
         }
@@ -157,9 +152,8 @@ class ClusterSpec(PublicDir):
         Returns:
             Jobs sorted by name, with tasks sorted by index.
         """
-        return ClusterDef(
-            tuple(JobDef(job, dict(sorted(tasks.items()))) for job, tasks in sorted(self._items()))
-        )
+        jobs = sorted(self._jobs.items())
+        return ClusterDef(tuple(JobDef(job, dict(sorted(tasks.items()))) for job, tasks in jobs))
 
     @property
     def jobs(self) -> list[str]:
@@ -232,9 +226,6 @@ class ClusterSpec(PublicDir):
         """
         tasks = self._tasks(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
-
-    def _items(self) -> list[tuple[str, dict[int, str]]]:
-        return list(self._jobs.items())
 
     def _tasks(self, job_name: str) -> dict[int, str]:
         if job_name not in self._jobs:

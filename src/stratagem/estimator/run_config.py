@@ -17,7 +17,7 @@ from stratagem.cluster.roles import is_chief, normalize_cluster_spec, task_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import check_type, invalid
 from stratagem.estimator.checks import check_known, check_number, check_one_of
-from stratagem.launch.remote.job import JOB_VARIABLE
+from stratagem.launch.remote.protocol import JOB_VARIABLE
 from stratagem.parameter_server.strategy import ParameterServerStrategy
 from stratagem.resources import Closing
 from stratagem.strategies.strategy import Strategy

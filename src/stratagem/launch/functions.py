@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 
 from stratagem.environment import load
-from stratagem.errors import explain, invalid
+from stratagem.errors import check_type, explain, invalid
 from stratagem.launch.options import ElasticConfig, LaunchArguments, LaunchOptions
 from stratagem.launch.plan import TaskPlan, find_node
 from stratagem.launch.restart.launcher import Outcome, launch
@@ -306,14 +306,8 @@ def launch_error(cause: ExitStatus, outcome: Outcome) -> RuntimeError:
 
 def require_callable(fn: object, example: str) -> None:
     """Raises TypeError unless `fn` is callable; `example` shows a correct call."""
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"fn={fn!r} is of type {type(fn).__name__}.",
-                expected="a function.",
-                fix=f"pass the function and its arguments separately: {example}.",
-            )
-        )
+    fix = f"pass the function and its arguments separately: {example}."
+    check_type("fn", fn, callable, "a function", fix)
 
 
 def pack_function_call(
@@ -342,7 +336,9 @@ def _packed_by_value(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes
     try:
         pickled = dumps_without_state(call)
     except Exception as error:
-        raise _unsendable(*call, error) from error
+        raise unsendable(
+            *call, error, where="another process", pickled=dumps_without_state
+        ) from error
     return pack_call(pickled, path=sys.path, by_value=True, sources=_sources_in(pickled))
 
 
@@ -392,13 +388,20 @@ def _compares_name(test: ast.expr) -> bool:
     return "__name__" in names and "__main__" in texts
 
 
-def _unsendable(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+def unsendable(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    error: Exception,
+    *,
+    where: str,
+    pickled: Callable[[object], bytes],
 ) -> TypeError:
+    """Returns the error of a call that `pickled` cannot pickle, which names the part."""
     parts = {f"Argument {index}": value for index, value in enumerate(args)}
     parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
     parts |= captured_values(fn)
-    name, value = find_unpicklable(parts, pickled=dumps_without_state) or ("", None)
+    name, value = find_unpicklable(parts, pickled=pickled) or ("", None)
     called = getattr(fn, "__qualname__", repr(fn))
     subject = f"{name} of {called}, of type {type(value).__name__}," if name else called
     expected = "arguments and captured variables that can be pickled."
@@ -413,7 +416,7 @@ def _unsendable(
     reason = str(error).splitlines()[:1]
     return TypeError(
         explain(
-            f"{subject} cannot be sent to another process: {' '.join(reason)}",
+            f"{subject} cannot be sent to {where}: {' '.join(reason)}",
             expected=expected,
             fix=fix,
             code="SG606",
@@ -468,13 +471,6 @@ def spawn(
 
     Source: specific to Stratagem.
     """
-    _require_loaded_script()
-    launch_options = LaunchOptions(**options)
-    _require_one_machine(launch_options)
-    return _spawn(pack_function_call(fn, args, kwargs or {}), launch_options, elastic)
-
-
-def _require_loaded_script() -> None:
     if is_loading_script():
         raise RuntimeError(
             explain(
@@ -484,32 +480,32 @@ def _require_loaded_script() -> None:
                 code="SG804",
             )
         )
-
-
-def _require_one_machine(options: LaunchOptions) -> None:
-    if options.nnodes not in (None, 1):
+    launch_options = LaunchOptions(**options)
+    if launch_options.nnodes not in (None, 1):
         raise invalid(
-            f"spawn with nnodes={options.nnodes!r}.",
+            f"spawn with nnodes={launch_options.nnodes!r}.",
             expected="one machine: the function is sent to processes of this machine.",
             fix="call it in a script, and start that with sg.launch.run or stratagem launch.",
         )
-
-
-def _spawn(call: bytes, options: LaunchOptions, elastic: ElasticConfig | None) -> list[Any]:
+    call = pack_function_call(fn, args, kwargs or {})
     with TemporaryFolder("stratagem-spawn-") as made:
         folder = made.path
         (folder / CALL).write_bytes(call)
         plans: dict[str, TaskPlan] = {}
         outcome = launch(
             task_command(folder),
-            options,
+            launch_options,
             finish=functools.partial(_finish, plans=plans),
             elastic=elastic,
             kills_interrupted=True,
         )
         cause = raise_received_signal(outcome)
         if cause is not None:
-            _raise(cause, outcome, _result(folder, plans[cause.name]))
+            result = _result(folder, plans[cause.name])
+            lines = result.traceback or failure_lines(cause.lines)
+            raise (result.error or launch_error(cause, outcome)) from RemoteError(
+                f"[{cause.name}]", *lines
+            )
         # Of the last start: an earlier one may have had more workers.
         trainers = [plans[status.name] for status in outcome.statuses if status.trains]
         return [_result(folder, plan).value for plan in trainers]
@@ -529,10 +525,3 @@ def _result(folder: Path, plan: TaskPlan) -> CallResult:
         return CallResult()
     with open(path, "rb") as file:
         return read_result(file)
-
-
-def _raise(cause: ExitStatus, outcome: Outcome, result: CallResult) -> None:
-    remote = RemoteError(f"[{cause.name}]", *(result.traceback or failure_lines(cause.lines)))
-    if result.error is not None:
-        raise result.error from remote
-    raise launch_error(cause, outcome) from remote

@@ -6,12 +6,11 @@ import dataclasses
 import math
 import os
 import time
-import types
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 from stratagem import settings
-from stratagem.errors import UnavailableError, explain, invalid
+from stratagem.errors import UnavailableError, check_type, explain, invalid
 from stratagem.resources import checked_folder
 from stratagem.settings import DELAY, FOLDER, LOG_LEVELS, SECONDS, SETTINGS, SWITCH, TEXT
 
@@ -185,50 +184,28 @@ class LaunchOptions:
 def _check_kind(name: str, value: Any) -> None:
     kind = SETTINGS[name].kind
     if kind.type is int:
-        _check_count(name, value, kind.limits["minimum"])
-    elif kind is SWITCH:
-        _check_type(name, value, bool, "True or False.")
-    elif kind in (SECONDS, DELAY):
-        _check_seconds(name, value)
-    elif kind is TEXT:
-        _check_type(name, value, str, '"HOST:PORT".')
-    elif kind is FOLDER:
-        _check_type(name, value, str | os.PathLike, "a path, or None for no files.")
-        checked_folder(name, value)
-
-
-def _check_type(
-    name: str, value: object, wanted: type | types.UnionType | tuple[type, ...], expected: str
-) -> None:
-    # Python counts True as an int; here it is a mistake.
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        raise TypeError(
-            explain(
-                f"{name}={value!r} is of type {type(value).__name__}.",
-                expected=expected,
-                fix=f"change the type of {name}.",
+        check_type(name, value, int, "a whole number")
+        if value < (least := kind.limits["minimum"]):
+            raise invalid(
+                f"{name}={value} is too small.",
+                expected=f"at least {least}.",
+                fix=f"increase {name}, or omit it.",
             )
-        )
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    _check_type(name, value, int, "a whole number.")
-    if value < least:
-        raise invalid(
-            f"{name}={value} is too small.",
-            expected=f"at least {least}.",
-            fix=f"increase {name}, or omit it.",
-        )
-
-
-def _check_seconds(name: str, value: float) -> None:
-    _check_type(name, value, int | float, "a number of seconds.")
-    if math.isnan(value) or value < 0:
-        raise invalid(
-            f"{name}={value} is not a valid number of seconds.",
-            expected="0 seconds or more.",
-            fix=f"pass a number of seconds; {name}=0 does not wait.",
-        )
+    elif kind is SWITCH:
+        check_type(name, value, bool, "True or False")
+    elif kind in (SECONDS, DELAY):
+        check_type(name, value, int | float, "a number of seconds")
+        if math.isnan(value) or value < 0:
+            raise invalid(
+                f"{name}={value} is not a valid number of seconds.",
+                expected="0 seconds or more.",
+                fix=f"pass a number of seconds; {name}=0 does not wait.",
+            )
+    elif kind is TEXT:
+        check_type(name, value, str, '"HOST:PORT"')
+    elif kind is FOLDER:
+        check_type(name, value, str | os.PathLike, "a path, or None for no files")
+        checked_folder(name, value)
 
 
 # Elastic membership: allowed numbers of workers, and discovery of available workers.
@@ -270,7 +247,7 @@ class ElasticConfig:
     def __post_init__(self) -> None:
         most = self.min_workers if self.max_workers is None else self.max_workers
         for name, value in (("min_workers", self.min_workers), ("max_workers", most)):
-            _check_type(name, value, int, "a whole number.")
+            check_type(name, value, int, "a whole number")
         if not 1 <= self.min_workers <= most:
             raise invalid(
                 f"min_workers={self.min_workers} and max_workers={self.max_workers} are not a "

@@ -38,38 +38,19 @@ LOSS_FILE = "STRATAGEM_LOSS_FILE"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchFolders:
-    """Folder for records of losses; for compiled programs, and in memory for training state.
-
-    None stands for no folder.
-    """
+    """Folder for records of losses, None for none; and variables that name the others to tasks."""
 
     losses: str | None = None
-    programs: str | None = None
-    memory: str | None = None
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Environment variables that name the folders to tasks."""
-        variables: dict[str, str] = {}
-        if self.programs is not None:
-            variables = {
-                # This package makes every process write, where JAX has only process 0 write.
-                "STRATAGEM_PROGRAM_DIR": self.programs,
-                "JAX_COMPILATION_CACHE_DIR": self.programs,
-                # By default only programs that compile for a second; a start has many small ones.
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            }
-        if self.memory is not None:
-            variables[_MEMORY_VARIABLE] = self.memory
-        return variables
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
 def make_launch_folders(
     options: LaunchOptions, base: Mapping[str, str]
 ) -> Generator[LaunchFolders]:
-    """Makes the folders, those of restarts if tasks may restart; removes them when the launch ends.
+    """Makes the folders; removes them when the launch ends.
 
+    If tasks may restart, there is one for compiled programs, and one in memory for training state.
     They are outside the run's folder, where files of a killed task would stay forever. Makes none
     that the inherited environment `base` names already. Those of a killed launcher are removed by
     the next one.
@@ -79,14 +60,20 @@ def make_launch_folders(
         def make(prefix: str, parent: str | None) -> str:
             return str(stack.enter_context(TemporaryFolder(prefix, parent)).path)
 
-        losses = make("stratagem-losses-", None)
-        programs = memory = None
-        if options.max_restarts:
-            if not _JAX_CACHE_VARIABLES & base.keys():
-                programs = make("stratagem-programs-", None)
-            if _MEMORY_VARIABLE not in base and os.access(_MEMORY, os.W_OK):
-                memory = make("stratagem-memory-", _MEMORY)
-        yield LaunchFolders(losses=losses, programs=programs, memory=memory)
+        variables: dict[str, str] = {}
+        if options.max_restarts and not _JAX_CACHE_VARIABLES & base.keys():
+            programs = make("stratagem-programs-", None)
+            variables = {
+                # This package makes every process write, where JAX has only process 0 write.
+                "STRATAGEM_PROGRAM_DIR": programs,
+                "JAX_COMPILATION_CACHE_DIR": programs,
+                # By default only programs that compile for a second; a start has many small ones.
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            }
+        can_keep = options.max_restarts and os.access(_MEMORY, os.W_OK)
+        if can_keep and _MEMORY_VARIABLE not in base:
+            variables[_MEMORY_VARIABLE] = make("stratagem-memory-", _MEMORY)
+        yield LaunchFolders(losses=make("stratagem-losses-", None), variables=variables)
 
 
 # Assignment of GPUs or virtual CPU devices to tasks, as environment variables.

@@ -22,13 +22,8 @@ from stratagem.cluster.spec import ClusterSpec
 from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, explain
 from stratagem.group.transport.endpoints import ClusterKeys
-from stratagem.launch.prefork.fork_server import HOST_VARIABLE
-from stratagem.launch.processes.local_processes import (
-    LocalProcesses,
-    SharedStandby,
-    not_the_coordinator,
-)
-from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.prefork.fork_server import HOST_VARIABLE, SharedStandby
+from stratagem.launch.processes import LocalProcesses, RayProcesses, not_the_coordinator
 from stratagem.launch.remote.ray_cluster import (
     ACTOR,
     NAMESPACE,

@@ -70,7 +70,7 @@ def launched(monkeypatch):
     def note(script, args, *, module, **options) -> Outcome:
         LaunchOptions(**options)
         calls.append((script, list(args), module, options))
-        return Outcome(statuses=(), signum=None, restart=0)
+        return Outcome(statuses=(), signum=None)
 
     monkeypatch.setattr(scripts, "run_script", note)
 
@@ -225,7 +225,7 @@ def test_launcher_s_errors_are_reported_without_a_traceback(arguments, words) ->
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137)])
 def test_exit_code_is_that_of_the_cause(monkeypatch, returncode, code) -> None:
     statuses = (ExitStatus(name="worker 0", returncode=returncode, at_s=0.0),)
-    outcome = Outcome(statuses=statuses, signum=None, restart=0)
+    outcome = Outcome(statuses=statuses, signum=None)
     monkeypatch.setattr(scripts, "run_script", lambda *_, **__: outcome)
     assert error_of("true", code=code) == ""
 

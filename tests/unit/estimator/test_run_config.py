@@ -20,7 +20,7 @@ from stratagem.estimator.run_config import (
     resolve_strategy,
     training_strategy,
 )
-from stratagem.launch.remote.job import JOB_VARIABLE
+from stratagem.launch.remote.protocol import JOB_VARIABLE
 from tests.unit.estimator.fake_estimator import in_cluster
 from tests.unit.parameter_server.clusters import local_strategy
 

@@ -11,7 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.launch.options import LaunchOptions
-from stratagem.launch.restart import running_tasks, task_group
+from stratagem.launch.restart import task_group
 from stratagem.launch.restart.launcher import launch
 from tests.unit.launch.waiting import is_running, number_in
 
@@ -162,15 +162,15 @@ def test_much_output_is_whole(capfd, script) -> None:
 
 def test_log_that_cannot_be_written_leaves_no_process(script, folder, monkeypatch) -> None:
     started = []
-    process = running_tasks.TaskProcess
+    process = task_group.TaskProcess
 
-    def start(plan, base, warm):
-        started.append(process(plan, base, warm))
+    def start(*arguments):
+        started.append(process(*arguments))
         # The next task's file cannot be made.
         (folder / "logs" / "worker-1.log").mkdir()
         return started[-1]
 
-    monkeypatch.setattr(running_tasks, "TaskProcess", start)
+    monkeypatch.setattr(task_group, "TaskProcess", start)
     with pytest.raises(IsADirectoryError):
         sg.launch.run(script(WAIT), workers=2, log_dir=folder / "logs")
     assert [one.returncode() for one in started] == [-signal.SIGKILL]

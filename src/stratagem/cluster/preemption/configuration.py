@@ -16,15 +16,15 @@ from typing import Any
 from stratagem import environment, settings
 from stratagem import errors as exit_codes
 from stratagem.cluster.accelerators import local_gpus
-from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource
+from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource, WatchingSource
 from stratagem.cluster.preemption.signals import SignalSource
 from stratagem.cluster.resolvers.gce import metadata
-from stratagem.errors import explain, invalid
+from stratagem.errors import check_type, explain, invalid
 
 # Notice source that polls a user's function.
 
 
-class PolledSource(NoticeSource):
+class PolledSource(WatchingSource):
     """Polls a function in a thread until it returns True.
 
     An error in the function ends polling; `notice` and `wait` raise it.
@@ -54,31 +54,15 @@ class PolledSource(NoticeSource):
             )
         self._watcher_fn = watcher_fn
         self._interval_s = interval_s
-        self._stopped = threading.Event()
 
     def _listen(self) -> None:
-        # A daemon, so that a blocking function does not keep the process alive.
-        threading.Thread(target=self._poll, name="stratagem-notice-poll", daemon=True).start()
-
-    def _end(self) -> None:
-        self._stopped.set()
+        self._begin(self._poll, "poll")
 
     def _poll(self) -> None:
-        try:
-            while not self._has_notice():
-                if self._stopped.wait(self._interval_s):
-                    return
-        except Exception as error:  # noqa: BLE001 - `notice` raises it in the calling thread
-            self.fail(error)
-            return
-        if not self._stopped.is_set():
-            self.hear(
-                Notice(
-                    source="termination_watcher_fn",
-                    message="The termination_watcher_fn returned True.",
-                    heard_at_s=time.monotonic(),
-                )
-            )
+        while not self._has_notice():
+            if self._stopped.wait(self._interval_s):
+                return
+        self._hear_now("termination_watcher_fn", "The termination_watcher_fn returned True.")
 
     def _has_notice(self) -> bool:
         answer = self._watcher_fn()
@@ -149,7 +133,7 @@ def on_google_cloud() -> bool:
         return False
 
 
-class GoogleCloudSource(NoticeSource):
+class GoogleCloudSource(WatchingSource):
     """Receives preemption and maintenance notices from the metadata server.
 
     A Spot VM has 30 seconds after its notice. Maintenance leaves an hour for VMs with GPUs and a
@@ -167,26 +151,12 @@ class GoogleCloudSource(NoticeSource):
     "Query metadata server for maintenance event notices" and "Create and use Spot VMs".
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stopped = threading.Event()
-
     def _listen(self) -> None:
         texts = [metadata(key.path, instead=_ALTERNATIVE) for key in _KEYS]
         for key, text in zip(_KEYS, texts, strict=True):
-            if self._is_alarm(key, text):
-                continue
-            name = f"stratagem-notice-{key.path.rpartition('/')[2]}"
-            threading.Thread(target=self._watch, args=(key,), name=name, daemon=True).start()
-
-    def _end(self) -> None:
-        self._stopped.set()
-
-    def _watch(self, key: _Key) -> None:
-        try:
-            self._poll(key)
-        except Exception as error:  # noqa: BLE001 - `notice` raises it in the calling thread
-            self.fail(error)
+            if not self._is_alarm(key, text):
+                name = key.path.rpartition("/")[2]
+                self._begin(functools.partial(self._poll, key), name)
 
     def _poll(self, key: _Key) -> None:
         path = f"{key.path}?wait_for_change=true&timeout_sec={_WAIT_S}"
@@ -208,15 +178,7 @@ class GoogleCloudSource(NoticeSource):
     def _is_alarm(self, key: _Key, text: str) -> bool:
         if text.strip() != key.alarm:
             return False
-        if not self._stopped.is_set():
-            self.hear(
-                Notice(
-                    source=f"metadata {key.path}",
-                    message=key.message,
-                    heard_at_s=time.monotonic(),
-                    grace_s=key.grace_s,
-                )
-            )
+        self._hear_now(f"metadata {key.path}", key.message, key.grace_s)
         return True
 
 
@@ -359,7 +321,9 @@ class TerminationConfig:
 
     def __post_init__(self) -> None:
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
-            _check_function(name, getattr(self, name))
+            if (function := getattr(self, name)) is not None:
+                fix = f"pass a function, such as {name}=lambda: ..."
+                check_type(name, function, callable, "a function, or None", fix)
         for name in ("grace_period", "poll_interval_s"):
             _check_time(name, getattr(self, name), above_zero=name == "poll_interval_s")
 
@@ -377,8 +341,7 @@ class TerminationConfig:
         Raises:
             ValueError: the grace period is not above 0.
         """
-        source = SignalSource(time_left_s=pod_time_left(grace_s))
-        return cls(exit_fn=_exit_with(EXIT_CODE), grace_period=0.0, sources=(source,))
+        return _saving_once(SignalSource(time_left_s=pod_time_left(grace_s)))
 
     @classmethod
     def slurm(cls, signals: Sequence[str | int] = ("SIGTERM",)) -> TerminationConfig:
@@ -394,8 +357,7 @@ class TerminationConfig:
         Raises:
             ValueError: an unknown signal, or `SLURM_JOB_END_TIME` is not a time.
         """
-        source = SignalSource(signals, time_left_s=slurm_time_left())
-        return cls(exit_fn=_exit_with(EXIT_CODE), grace_period=0.0, sources=(source,))
+        return _saving_once(SignalSource(signals, time_left_s=slurm_time_left()))
 
     @classmethod
     def google_cloud(cls, grace_period: float | None = None) -> TerminationConfig:
@@ -440,7 +402,7 @@ class TerminationConfig:
             "Kubernetes": TerminationConfig.kubernetes,
             "Slurm": TerminationConfig.slurm,
             "Google Cloud": functools.partial(TerminationConfig.google_cloud, self.grace_period),
-            None: _default,
+            None: lambda: _saving_once(SignalSource()),
         }
         preset = presets[name_of_environment()]()
         has_source = self.termination_watcher_fn is not None or self.sources is not None
@@ -492,45 +454,25 @@ class TerminationConfig:
         (self.exit_fn or _exit_with(EXIT_CODE))()
 
 
-def _default() -> TerminationConfig:
-    return TerminationConfig(
-        exit_fn=_exit_with(EXIT_CODE), grace_period=0.0, sources=(SignalSource(),)
-    )
+def _saving_once(source: NoticeSource) -> TerminationConfig:
+    return TerminationConfig(exit_fn=_exit_with(EXIT_CODE), grace_period=0.0, sources=(source,))
 
 
 def _exit_with(code: int) -> Callable[[], object]:
     return functools.partial(sys.exit, code)
 
 
-def _check_function(name: str, function: object) -> None:
-    if function is not None and not callable(function):
-        raise TypeError(
-            explain(
-                f"{name}={function!r} is not callable.",
-                expected="a function, or None.",
-                fix=f"pass a function, such as {name}=lambda: ...",
-            )
-        )
-
-
-def _check_time(name: str, time_s: object, *, above_zero: bool) -> None:
+def _check_time(name: str, time_s: Any, *, above_zero: bool) -> None:
     if time_s is None and not above_zero:
         return
-    if isinstance(time_s, bool) or not isinstance(time_s, int | float):
-        raise TypeError(
-            explain(
-                f"{name}={time_s!r} is of type {type(time_s).__name__}.",
-                expected="a number of seconds.",
-                fix=f"pass {name}=60, for example.",
-            )
-        )
-    is_enough = time_s > 0 if above_zero else time_s >= 0
-    if not is_enough or time_s == float("inf"):
-        raise invalid(
-            f"{name}={time_s!r} is out of range.",
-            expected="a number of seconds above 0." if above_zero else "seconds, 0 or more.",
-            fix=f"pass {name}=60, for example.",
-        )
+    fix = f"pass {name}=60, for example."
+    kind = int if isinstance(time_s, bool) else int | float
+    check_type(name, time_s, kind, "a number of seconds", fix)
+    number: Any = time_s
+    is_enough = number > 0 if above_zero else number >= 0
+    if not is_enough or number == float("inf"):
+        expected = "a number of seconds above 0." if above_zero else "seconds, 0 or more."
+        raise invalid(f"{name}={time_s!r} is out of range.", expected=expected, fix=fix)
 
 
 # Watcher that distinguishes a preemption from an ordinary failure.

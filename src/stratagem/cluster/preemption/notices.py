@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import queue
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -188,6 +189,33 @@ class NoticeSource(abc.ABC):
     @abc.abstractmethod
     def _end(self) -> None:
         """Stops listening."""
+
+
+class WatchingSource(NoticeSource):
+    """A source that watches in threads until it is stopped; an error ends watching."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopped = threading.Event()
+
+    def _end(self) -> None:
+        self._stopped.set()
+
+    def _begin(self, watch: Callable[[], None], name: str) -> None:
+        def run() -> None:
+            try:
+                watch()
+            except Exception as error:  # noqa: BLE001 - `notice` raises it in the calling thread
+                self.fail(error)
+
+        # A daemon, so that a blocking function does not keep the process alive.
+        threading.Thread(target=run, name=f"stratagem-notice-{name}", daemon=True).start()
+
+    def _hear_now(self, source: str, message: str, grace_s: float | None = None) -> None:
+        """Records a notice, unless it comes after the end."""
+        if not self._stopped.is_set():
+            now_s = time.monotonic()
+            self.hear(Notice(source=source, message=message, heard_at_s=now_s, grace_s=grace_s))
 
 
 class AnySource(NoticeSource):

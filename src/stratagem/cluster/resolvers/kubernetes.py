@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
@@ -26,12 +26,6 @@ class KubernetesExecutableLocation(enum.Enum):
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
-
-
-class _PodClient(Protocol):
-    """A `kubernetes.client.CoreV1Api`."""
-
-    def list_pod_for_all_namespaces(self, *, label_selector: str) -> Any: ...
 
 
 class KubernetesClusterResolver(ClusterResolver):
@@ -72,7 +66,7 @@ class KubernetesClusterResolver(ClusterResolver):
         job_to_label_mapping: Mapping[str, Iterable[str]] | None = None,
         tf_server_port: int = 8470,
         rpc_layer: str | None = "grpc",
-        override_client: _PodClient | None = None,
+        override_client: Any = None,
         executable_location: KubernetesExecutableLocation = (
             KubernetesExecutableLocation.WITHIN_CLUSTER
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import explain
+from stratagem.errors import check_type
 
 
 class SimpleClusterResolver(ClusterResolver):
@@ -44,22 +44,9 @@ class SimpleClusterResolver(ClusterResolver):
         num_accelerators: dict[str, int] | None = None,
         rpc_layer: str | None = None,
     ) -> None:
-        if not isinstance(cluster_spec, ClusterSpec):
-            raise TypeError(
-                explain(
-                    f"cluster_spec={cluster_spec!r} is of type {type(cluster_spec).__name__}.",
-                    expected="a ClusterSpec.",
-                    fix="pass sg.ClusterSpec(cluster_spec).",
-                )
-            )
-        if not isinstance(master, str):
-            raise TypeError(
-                explain(
-                    f"master={master!r} is of type {type(master).__name__}.",
-                    expected="a string.",
-                    fix='pass an address, or "" for none.',
-                )
-            )
+        fix = "pass sg.ClusterSpec(cluster_spec)."
+        check_type("cluster_spec", cluster_spec, ClusterSpec, "a ClusterSpec", fix)
+        check_type("master", master, str, "a string", 'pass an address, or "" for none.')
         self._cluster_spec = cluster_spec
         self._master = master
         self.task_type = task_type
@@ -149,14 +136,8 @@ class ProcessClusterResolver(ClusterResolver):
     _is_local = True
 
     def __init__(self, processes: Processes, environment: str = "") -> None:
-        if not isinstance(processes, Processes):
-            raise TypeError(
-                explain(
-                    f"processes={processes!r} is of type {type(processes).__name__}.",
-                    expected="an sg.cluster.Processes.",
-                    fix="pass Processes(num_processes, process_id, coordinator_address).",
-                )
-            )
+        fix = "pass Processes(num_processes, process_id, coordinator_address)."
+        check_type("processes", processes, Processes, "an sg.cluster.Processes", fix)
         self._processes = processes
         self._environment = environment
         self._task_type = "worker"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from stratagem import environment
 from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.launchers import number_of
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain, invalid
 
 # Parsing of Slurm's compact lists of hosts and of tasks per node.
@@ -169,7 +170,8 @@ class SlurmClusterResolver(ClusterResolver):
         self._gpus = gpus
         self._gpus_per_task = share if gpus_per_task is None else gpus_per_task
         self._check(most_tasks)
-        self._task_type, self._task_id = self._own_task()
+        tasks = [(job, index) for job, n in sorted(self._jobs.items()) for index in range(n)]
+        self._task_type, self._task_id = tasks[self._rank]
         self._check_host()
 
     def cluster_spec(self) -> ClusterSpec:
@@ -179,7 +181,8 @@ class SlurmClusterResolver(ClusterResolver):
             The cluster.
         """
         if self._auto_set_gpu and self._gpus_per_task:
-            first = self._rank_on_host() * self._gpus_per_task
+            rank_on_host = self._rank - self._host_of_each_task().index(self._host())
+            first = rank_on_host * self._gpus_per_task
             environment.show_gpus(self._gpus[first : first + self._gpus_per_task])
         addresses = [
             f"{host}:{self._port_base + offset}"
@@ -256,21 +259,11 @@ class SlurmClusterResolver(ClusterResolver):
                 )
             )
 
-    def _own_task(self) -> tuple[str, int]:
-        tasks = [(job, index) for job, n in sorted(self._jobs.items()) for index in range(n)]
-        return tasks[self._rank]
-
     def _host(self) -> str:
-        hosts = [host for host, num_tasks in self._hosts.items() for _ in range(num_tasks)]
-        return hosts[self._rank]
+        return self._host_of_each_task()[self._rank]
 
-    def _rank_on_host(self) -> int:
-        before = 0
-        for num_tasks in self._hosts.values():
-            if self._rank < before + num_tasks:
-                break
-            before += num_tasks
-        return self._rank - before
+    def _host_of_each_task(self) -> list[str]:
+        return [host for host, num_tasks in self._hosts.items() for _ in range(num_tasks)]
 
 
 def _text(name: str) -> str:
@@ -288,10 +281,8 @@ def _text(name: str) -> str:
 
 
 def _number(name: str) -> int:
-    try:
-        return parse_task_index(_text(name))
-    except ValueError as error:
-        raise ValueError(f"Environment variable {name}: {error}") from error
+    _text(name)  # which says what to do where it is missing
+    return number_of(name) or 0
 
 
 def _jobs_of_environment() -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 from stratagem import environment
 from stratagem.cluster.accelerators import TPUSystemMetadata, metadata_of
 from stratagem.cluster.addresses import join_address, split_address, without_scheme
+from stratagem.cluster.launchers import number_of
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.resolvers.gce import build_service, metadata
 from stratagem.cluster.resolvers.resolver import ClusterResolver
@@ -89,7 +90,7 @@ class TPUClusterResolver(ClusterResolver):
         self._zone = zone or config.get("zone")
         self._project = project or config.get("project")
         self._task_type = job_name
-        worker_id = _number("TPU_WORKER_ID")
+        worker_id = number_of("TPU_WORKER_ID")
         if self._hosts:
             worker_id = _slice_start(self._hosts) + (worker_id or 0)
         self._task_id = worker_id
@@ -169,7 +170,7 @@ class TPUClusterResolver(ClusterResolver):
         host = self._coordinator_of_slices() or self._hosts[0]
         port = environment.lookup("JAX_COORDINATOR_PORT") or _COORDINATOR_PORT
         return Processes(
-            num_processes=len(self._hosts) * (_number("MEGASCALE_NUM_SLICES") or 1),
+            num_processes=len(self._hosts) * (number_of("MEGASCALE_NUM_SLICES") or 1),
             process_id=self.task_id,
             coordinator_address=join_address(split_address(host)[0], port),
             local_process_id=0,
@@ -266,7 +267,7 @@ class TPUClusterResolver(ClusterResolver):
         """
         job = self.task_type or "worker"
         if self._hosts:
-            num_hosts = len(self._hosts) * (_number("MEGASCALE_NUM_SLICES") or 1)
+            num_hosts = len(self._hosts) * (number_of("MEGASCALE_NUM_SLICES") or 1)
         else:
             spec = self.cluster_spec()
             num_hosts = spec.num_tasks(job) if job in spec.jobs else 1
@@ -360,14 +361,6 @@ def _hosts_of_slice() -> list[str]:
     return [] if listed is None else [_with_port(host) for host in listed.split(",")]
 
 
-def _number(name: str) -> int | None:
-    text = environment.lookup(name)
-    try:
-        return None if text is None else parse_task_index(text)
-    except ValueError as error:
-        raise ValueError(f"Environment variable {name}: {error}") from error
-
-
 def _slice_start(hosts: list[str]) -> int:
     """Returns the index of this slice's first host among the hosts of all slices."""
-    return (_number("MEGASCALE_SLICE_ID") or 0) * len(hosts)
+    return (number_of("MEGASCALE_SLICE_ID") or 0) * len(hosts)

@@ -56,8 +56,8 @@ from stratagem.input.service.address_book import (
 )
 from stratagem.input.service.splits import SplitPlan, facts_of, file_of_split, read_split
 from stratagem.input.sources.source import Source
-from stratagem.launch.processes.local_processes import LocalProcesses, SharedStandby
-from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.prefork.fork_server import SharedStandby
+from stratagem.launch.processes import LocalProcesses, RayProcesses
 from stratagem.launch.remote.ray_cluster import (
     RayCluster,
     is_connected,

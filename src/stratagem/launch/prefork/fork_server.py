@@ -11,9 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any, Literal
 
 from stratagem import environment, settings
@@ -22,10 +20,7 @@ from stratagem.errors import UnavailableError, explain
 from stratagem.launch.prefork.server_program import CLOSE, MAX_MESSAGE_BYTES, PROGRAM
 from stratagem.launch.tasks.exit_status import describe_exit
 from stratagem.launch.tasks.tied_process import tied_command
-
-# A server that was stopped reports no ends. Any other one does it at once.
-_UNREPORTED_S = 2.0
-_POLL_S = 0.5
+from stratagem.resources import Closing
 
 
 class ForkedProcess:
@@ -46,40 +41,26 @@ class ForkedProcess:
         self._server = server
         self._number = number
         self._channel = channel
-        self._ended_s: float | None = None
 
-    def poll(self) -> int | None:
+    def poll(self, timeout_s: float | None = 0.0) -> int | None:
         """Returns the exit code, negative for a signal; None while it runs."""
-        return self._poll(0.0)
-
-    def wait(self) -> int:
-        """Waits for its end and returns the exit code, negative for a signal."""
-        while (code := self._poll(_POLL_S)) is None:
-            pass
-        return code
-
-    def _poll(self, timeout_s: float) -> int | None:
         if self.returncode is None:
-            self.returncode = self._exit_code(timeout_s)
+            self.returncode = self._server.exit_code(self._number, timeout_s=timeout_s)
             if self.returncode is not None:
                 self._channel.close()
         return self.returncode
 
-    def _exit_code(self, timeout_s: float) -> int | None:
-        """Returns the exit code; after a while without a report, that of the zombie."""
-        code = self._server.exit_code(self._number, timeout_s=timeout_s)
-        if code is not None:
-            return code
-        zombie_code, now_s = _zombie_exit_code(self.pid), time.monotonic()
-        if zombie_code is not None and self._ended_s is None:
-            self._ended_s = now_s
-        is_overdue = self._ended_s is not None and now_s > self._ended_s + _UNREPORTED_S
-        return zombie_code if is_overdue else None
+    def wait(self) -> int:
+        """Waits for its end and returns the exit code, negative for a signal."""
+        code = self.poll(None)
+        assert code is not None
+        return code
 
     def kill(self) -> None:
         """Sends SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def ask_to_close(self) -> None:
         """Asks it to close its object and exit, without waiting."""
@@ -110,12 +91,10 @@ class ForkServer:
     ) -> None:
         self._changed = threading.Condition()
         self._is_loaded = False
-        self._is_over = False
+        self.is_over = False  # once the server and all its forks have ended
         self._trace = ""
         self._numbers = itertools.count()
         self._exit_codes: dict[int, int] = {}  # by fork number
-        self._num_forked = 0
-        self._is_stuck = False
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         options = {"path": sys.path if inherits_path else None, "modules": list(modules)}
         command = (sys.executable, "-c", PROGRAM, str(theirs.fileno()), json.dumps(options))
@@ -129,24 +108,14 @@ class ForkServer:
         self._keeper.start()
 
     @property
-    def is_over(self) -> bool:
-        """True once the server and all its forks have ended."""
-        return self._is_over
-
-    @property
-    def is_stuck(self) -> bool:
-        """True if it did not answer a request in time: its forks go on, but it makes no more."""
-        return self._is_stuck
-
-    @property
     def is_ready(self) -> bool:
         """True if it has imported its modules and runs."""
-        return self._is_loaded and not self._is_over
+        return self._is_loaded and not self.is_over
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
         """Waits until the modules are imported or the server is over; False after the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_loaded or self._is_over, timeout_s)
+            return self._changed.wait_for(lambda: self._is_loaded or self.is_over, timeout_s)
 
     def fork(
         self,
@@ -162,21 +131,26 @@ class ForkServer:
         object with an `address` and a `close()`. For a script, see `script_job`. `outputs` are
         descriptors for stdout and stderr; empty to share the server's. None for `timeout_s` sets
         no limit. Raises RuntimeError if an import or the function failed, UnavailableError if the
-        process died or did not reply in time, or if this server is stuck: it has
+        process died or did not reply in time, or if this server did not: it has
         `STRATAGEM_JOIN_TIMEOUT_S` for its imports and `STRATAGEM_PEER_TIMEOUT_S` for the fork.
         """
         load_s = float(settings.read("join_timeout_s"))
         if not self.wait_until_loaded(load_s):
-            raise self._stuck("loaded its modules", load_s, "STRATAGEM_JOIN_TIMEOUT_S")
+            raise _too_slow("loaded its modules", load_s, "STRATAGEM_JOIN_TIMEOUT_S")
         _require_no_error(self._trace)
         number = next(self._numbers)
+        fork_s = float(settings.read("peer_timeout_s"))
         ours, theirs = socket.socketpair()
-        ours.settimeout(timeout_s)
+        ours.settimeout(fork_s if timeout_s is None else min(timeout_s, fork_s))
         try:
             with theirs, contextlib.suppress(OSError):  # already gone: there will be no reply
                 request = json.dumps({"kind": kind, "number": number}).encode()
                 socket.send_fds(self._connection, [request], [theirs.fileno(), *outputs])
-            self._wait_for_fork(number, timeout_s)
+            try:
+                ours.recv(1)  # from the fork; nothing if there is none
+            except TimeoutError:
+                raise _too_slow("forked a process", fork_s, "STRATAGEM_PEER_TIMEOUT_S") from None
+            ours.settimeout(timeout_s)
             reply = _exchange(ours, job)
             _require_no_error(reply.get("trace", ""))
         except BaseException:
@@ -184,33 +158,11 @@ class ForkServer:
             raise
         return ForkedProcess(self, number, reply, ours)
 
-    def _wait_for_fork(self, number: int, timeout_s: float | None) -> None:
-        limit_s = float(settings.read("peer_timeout_s"))
-        limit_s = limit_s if timeout_s is None else min(timeout_s, limit_s)
-        with self._changed:
-            is_done = self._changed.wait_for(
-                lambda: self._num_forked > number or self._is_over, limit_s
-            )
-        if not is_done:
-            raise self._stuck("forked a process", limit_s, "STRATAGEM_PEER_TIMEOUT_S")
-
-    def _stuck(self, what: str, limit_s: float, setting: str) -> UnavailableError:
-        self._is_stuck = True
-        return UnavailableError(
-            explain(
-                f"A fork server has not {what} within {limit_s:g} s: it was stopped, or this "
-                "machine is overloaded.",
-                expected=f"an answer within {setting}.",
-                fix="look for stopped processes, and at the load of the machine; the setting "
-                "changes the limit.",
-            )
-        )
-
     def exit_code(self, number: int, *, timeout_s: float | None = None) -> int | None:
         """Waits for a fork's exit code, negative for a signal; None after the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: number in self._exit_codes or self._is_over, timeout_s)
-            return self._exit_codes.get(number, -signal.SIGKILL if self._is_over else None)
+            self._changed.wait_for(lambda: number in self._exit_codes or self.is_over, timeout_s)
+            return self._exit_codes.get(number, -signal.SIGKILL if self.is_over else None)
 
     def close(self) -> None:
         """Ends the server and all its forks."""
@@ -248,7 +200,7 @@ class ForkServer:
                 process.wait()
             self._connection.close()
             with self._changed:
-                self._is_over = True
+                self.is_over = True
                 self._changed.notify_all()
 
     def _receive(self, report: dict[str, Any]) -> None:
@@ -257,22 +209,21 @@ class ForkServer:
                 self._is_loaded = True
             elif report["kind"] == "failed":
                 self._trace = report["trace"]
-            elif report["kind"] == "forked":
-                # The largest: threads may send their requests in another order.
-                self._num_forked = max(self._num_forked, report["number"] + 1)
             else:
                 self._exit_codes[report["number"]] = report["code"]
             self._changed.notify_all()
 
 
-def _zombie_exit_code(pid: int) -> int | None:
-    """Returns the exit code of a process that its parent has not waited for; None for others."""
-    with contextlib.suppress(OSError):
-        # Fields 3 and 52 of proc(5); the name before them may contain anything.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        if fields[0] == "Z":
-            return os.waitstatus_to_exitcode(int(fields[49]))
-    return None
+def _too_slow(what: str, limit_s: float, setting: str) -> UnavailableError:
+    return UnavailableError(
+        explain(
+            f"A fork server has not {what} within {limit_s:g} s: it was stopped, or this "
+            "machine is overloaded.",
+            expected=f"an answer within {setting}.",
+            fix="look for stopped processes, and at the load of the machine; the setting "
+            "changes the limit.",
+        )
+    )
 
 
 def _require_no_error(trace: str) -> None:
@@ -305,6 +256,33 @@ def _exchange(channel: socket.socket, job: bytes) -> dict[str, Any]:
     return json.loads(reply)
 
 
+class SharedStandby(Closing):
+    """Process to fork others from, replaced when it dies; see `ForkServer`.
+
+    It imports `modules`. `variables` are its environment, which forked processes inherit.
+    """
+
+    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._modules, self._variables = modules, dict(variables)
+        self._replacing = threading.Lock()
+        self._server = ForkServer(modules, self._variables)
+        self._is_closed = False
+
+    def start(self, pickled: bytes, outputs: Sequence[int] = ()) -> ForkedProcess:
+        """Forks a process that serves an object; see `ForkServer.fork`."""
+        with self._replacing:
+            if self._server.is_over and not self._is_closed:
+                self._server = ForkServer(self._modules, self._variables)
+            server = self._server
+        return server.fork("object", pickled, outputs)
+
+    def close(self) -> None:
+        """Stops this process and those forked from it."""
+        with self._replacing:
+            self._is_closed = True
+        self._server.close()
+
+
 # Ray actor that runs one forked process, which serves an object.
 #
 # Ray imports this module before any variable can be set, so nothing here loads JAX. The process is
@@ -315,31 +293,29 @@ HOST_VARIABLE = "STRATAGEM_NODE_HOST"
 
 
 class ServedProcess:
-    """Runs one process. `name` is Ray's prefix for each line that it prints."""
+    """Runs one process. `name` is Ray's prefix for each line that it prints.
 
-    def __init__(self, name: str) -> None:
+    `variables` are set before anything is loaded, `modules` are imported in advance.
+    """
+
+    def __init__(self, name: str, modules: Sequence[str], variables: Mapping[str, str]) -> None:
         self._name = name
-        self._server: ForkServer | None = None
+        ray = load("ray.util", needed_by=name, install="stratagem[ray]")
+        host = {HOST_VARIABLE: str(ray.get_node_ip_address())}
+        self._standby = SharedStandby(modules, {**environment.snapshot(), **host, **variables})
         self._process: ForkedProcess | None = None
 
     def __repr__(self) -> str:
         return self._name
 
-    def start(
-        self, variables: Mapping[str, str], modules: Sequence[str], pickled: bytes
-    ) -> tuple[str, int]:
+    def start(self, pickled: bytes) -> tuple[str, int]:
         """Starts the process, also after an earlier one has ended; returns its address and pid.
 
-        `variables` are set before anything is loaded, `modules` are imported in advance, `pickled`
-        is a function and its arguments, by cloudpickle; the address is its result's. Raises
-        RuntimeError if an import or the function failed, UnavailableError if the process died,
-        ImportError without Ray.
+        `pickled` is a function and its arguments, by cloudpickle; the address is its result's.
+        Raises RuntimeError if an import or the function failed, UnavailableError if the process
+        died.
         """
-        if self._server is None or self._server.is_over:
-            ray = load("ray.util", needed_by=self._name, install="stratagem[ray]")
-            host = {HOST_VARIABLE: str(ray.get_node_ip_address())}
-            self._server = ForkServer(modules, {**environment.snapshot(), **host, **variables})
-        self._process = self._server.fork("object", pickled)
+        self._process = self._standby.start(pickled)
         return self._process.address, self._process.pid
 
     def hold(self) -> str:
@@ -356,5 +332,4 @@ class ServedProcess:
         """Closes the object and ends its process."""
         if self._process is not None:
             self._process.close()
-        if self._server is not None:
-            self._server.close()
+        self._standby.close()

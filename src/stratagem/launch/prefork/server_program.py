@@ -24,27 +24,14 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stratagem import environment
 from stratagem.launch.tasks.tied_process import tie
 
-# Object served by a forked process until its client closes it.
+# Object with an `address` and a `close()`, served until its client closes it.
 
 CLOSE = b"close\n"
-
-
-class ServedObject(Protocol):
-    """Object that a forked process makes and serves."""
-
-    @property
-    def address(self) -> str:
-        """Address for clients."""
-        ...
-
-    def close(self) -> None:
-        """Stops serving and releases resources."""
-        ...
 
 
 def serve_object(channel: socket.socket) -> None:
@@ -64,21 +51,19 @@ def serve_object(channel: socket.socket) -> None:
     signal.raise_signal(signal.SIGKILL)
 
 
-def serve_with(
-    variables: Mapping[str, str], serve: Callable[..., ServedObject], *arguments: object
-) -> ServedObject:
+def serve_with(variables: Mapping[str, str], serve: Callable[..., Any], *arguments: object) -> Any:
     """Calls `serve` after setting the variables that the environment lacks."""
     environment.set_defaults(variables)
     return serve(*arguments)
 
 
-def _make(file: io.BufferedRWPair) -> ServedObject | None:
+def _make(file: io.BufferedRWPair) -> Any:
     """Calls the function that was sent; returns its object, or None after replying an error."""
-    served: ServedObject | None = None
+    served: Any = None
     reply: dict[str, object]
     try:
         serve, arguments = pickle.loads(file.read(int(file.readline())))  # noqa: S301 - a pipe
-        made: ServedObject = serve(*arguments)
+        made: Any = serve(*arguments)
         served, reply = made, {"address": made.address, "process_id": os.getpid()}
     except BaseException:  # noqa: BLE001 - reported to the client
         reply = {"trace": traceback.format_exc()}
@@ -119,6 +104,7 @@ def main() -> None:
         return
     kind, channel = forked
     _restore(server)
+    channel.sendall(b"\n")  # that it is there; its work may take any time
     if kind == "object":
         serve_object(channel)
     else:
@@ -170,7 +156,6 @@ def _serve(connection: socket.socket) -> tuple[str, socket.socket] | None:
                 os.dup2(output, number)
                 os.close(output)
             return request["kind"], socket.socket(fileno=channel)
-        _report(connection, kind="forked", number=request["number"])
         for descriptor in descriptors:
             os.close(descriptor)
 

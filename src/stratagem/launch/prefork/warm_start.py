@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stratagem.errors import UnavailableError
@@ -16,49 +15,19 @@ from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
 from stratagem.launch.prefork.server_program import script_job
 from stratagem.resources import Closing
 
-# Static check for scripts that set environment variables.
+# Check of scripts for changes of the environment, by their text.
 
-_ENVIRONMENT = "environ"
-_SETTERS = ("putenv", "unsetenv")
-_READERS = ("copy", "get", "items", "keys", "values")
+_READS = re.compile(
+    r"\bin os\.environ\b|\bos\.getenv\b|\bos\.environ\.(?:copy|get|items|keys|values)\b"
+    # os.environ["A"], unless it is deleted or something is assigned to it.
+    r"|(?<!del )\bos\.environ\[[^][]*\](?!\s*(?:,|in\b|[+|]?=(?!=)))"
+)
+_NAMES = re.compile(r"environ\b|putenv|unsetenv")
 
 
 def writes_environment(text: str) -> bool:
-    """Returns False only if the script does not use `os.environ`, or only reads it.
-
-    Reads are `os.environ["A"]`, `os.environ.get("A")` and `"A" in os.environ`.
-    """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return True
-    reads = {id(node) for node in _reads(tree)}
-    return any(_names_environment(node) and id(node) not in reads for node in ast.walk(tree))
-
-
-def _names_environment(node: ast.AST) -> bool:
-    names: list[object] = []
-    if isinstance(node, ast.Attribute):
-        names = [node.attr]
-    elif isinstance(node, ast.Name):
-        names = [node.id]
-    elif isinstance(node, ast.Constant):
-        names = [node.value]  # getattr(os, "environ")
-    elif isinstance(node, ast.alias):
-        # Imported under its own name, it is found at its uses.
-        names = [node.name] if node.asname or node.name in _SETTERS else []
-    return any(name in (_ENVIRONMENT, *_SETTERS) for name in names)
-
-
-def _reads(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes through which the environment is only read."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            yield from node.comparators
-        elif (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)) or (
-            isinstance(node, ast.Attribute) and node.attr in _READERS
-        ):
-            yield node.value
+    """Returns True if a script names the environment in any other way than to read it."""
+    return bool(_NAMES.search(_READS.sub("", text)))
 
 
 # Forking tasks from a process that has already loaded JAX and Keras.

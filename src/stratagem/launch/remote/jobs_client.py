@@ -1,7 +1,7 @@
 """Jobs of a Ray cluster as a client sees them: the package sent, requests, the log followed.
 
-Ray's `JobSubmissionClient` does the requests, through one port of the head. `job.py` describes what
-client and job say to each other.
+Ray's `JobSubmissionClient` does the requests, through one port of the head. `protocol.py` describes
+what client and job say to each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 from stratagem import environment, settings
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain, invalid
-from stratagem.launch.remote.job import (
+from stratagem.launch.remote.protocol import (
     RENEWALS_PER_LEASE,
     FrameReader,
     LogFrame,
@@ -64,12 +64,15 @@ def local_modules(loaded: Mapping[str, ModuleType] | None = None) -> dict[str, P
     installed = _installed_folders()
     found: dict[str, Path] = {}
     for name, module in list((sys.modules if loaded is None else loaded).items()):
-        top, _, _ = name.partition(".")
-        if top in ("__main__", "__mp_main__", "stratagem") or top in found:
+        if "." in name or name in ("__main__", "__mp_main__", "stratagem"):
+            continue  # the parent of a submodule is loaded, too
+        folders = list(getattr(module, "__path__", None) or ())
+        file = folders[0] if folders else getattr(module, "__file__", None)
+        if file is None or not Path(file).exists():
             continue
-        path = _location(top, name, module)
-        if path is not None and not any(path.is_relative_to(one) for one in installed):
-            found[top] = path
+        path = Path(file).resolve()
+        if not any(path.is_relative_to(one) for one in installed):
+            found[name] = path
     return found
 
 
@@ -110,31 +113,25 @@ def _all_files(
     folder: Path | None, modules: Mapping[str, Path], excludes: Sequence[str]
 ) -> Iterator[tuple[str, Path]]:
     """Yields files with their names in the archive; the first of a name wins."""
-    if folder is not None:
-        yield from _files_below(folder, excludes)
+    roots = {} if folder is None else {"": folder}
     for top, place in modules.items():
-        if folder is not None and place.is_relative_to(folder):
-            continue
-        if place.is_dir():
-            for name, path in _files_below(place, excludes):
-                yield f"{top}/{name}", path
-        else:
-            yield place.name, place
-
-
-def _files_below(folder: Path, excludes: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    for current, folders, names in os.walk(folder):
-        here = Path(current)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not _is_excluded(here.joinpath(name).relative_to(folder), excludes)
-            and not (here / name / "pyvenv.cfg").exists()
-        )
-        for name in sorted(names):
-            path = here / name
-            if not _is_excluded(path.relative_to(folder), excludes) and path.is_file():
-                yield path.relative_to(folder).as_posix(), path
+        if folder is None or not place.is_relative_to(folder):
+            roots[f"{top}/"] = place
+    for prefix, root in roots.items():
+        if root.is_file():
+            yield root.name, root
+        for current, folders, names in os.walk(root):
+            here = Path(current)
+            folders[:] = sorted(
+                name
+                for name in folders
+                if not _is_excluded((here / name).relative_to(root), excludes)
+                and not (here / name / "pyvenv.cfg").exists()
+            )
+            for path in (here / name for name in sorted(names)):
+                own = path.relative_to(root)
+                if not _is_excluded(own, excludes) and path.is_file():
+                    yield prefix + own.as_posix(), path
 
 
 def _is_excluded(path: Path, excludes: Iterable[str]) -> bool:
@@ -155,21 +152,6 @@ def _too_large(folder: Path | None, sizes: Mapping[str, int], limit: int) -> str
     )
 
 
-def _location(top: str, name: str, module: ModuleType) -> Path | None:
-    """Returns file or folder of the top-level module that a module belongs to, or None."""
-    file = getattr(module, "__file__", None)
-    folders = list(getattr(module, "__path__", None) or ())
-    if name == top and file is None and folders:
-        return Path(folders[0]).resolve()  # a package without __init__.py
-    if file is None or not Path(file).is_file():
-        return None
-    path = Path(file).resolve()
-    if name == top:
-        return path.parent if folders else path
-    depth = name.count(".") + (1 if folders else 0)
-    return path.parents[depth - 1] if len(path.parents) >= depth else None
-
-
 def _installed_folders() -> list[Path]:
     folders = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.base_prefix]
     # Debian's folder, and `pip install --user`'s; a virtual environment may be in the folder.
@@ -181,6 +163,7 @@ def _installed_folders() -> list[Path]:
 # Requests to the head.
 
 _REQUEST_S = 30.0
+_NOT_FOUND = 404
 _UPLOAD_S = 600.0
 
 
@@ -251,6 +234,15 @@ class JobsClient:
         with self._explained():
             path = lease_path(nonce, number)
             self._client.request("PUT", path, data=b"-", timeout=_REQUEST_S).raise_for_status()
+
+    def is_renewed(self, nonce: str, number: int) -> bool:
+        """Returns True if the client of a job has renewed its lease so often."""
+        with self._explained():
+            answer = self._client.request("GET", lease_path(nonce, number))
+            if answer.status_code == _NOT_FOUND:
+                return False
+            answer.raise_for_status()
+            return True
 
     async def log(self, job: str) -> AsyncGenerator[str]:
         """Yields the log of a job from its beginning, in parts as they arrive."""
@@ -418,11 +410,14 @@ def follow(
     peer_s = float(settings.read("peer_timeout_s"))
     limit_s, is_heard = float(settings.read("join_timeout_s")), False
     heard_s = time.monotonic()
-    with _JobLog(jobs, job, peer_s) as log:
+    with _log_of(jobs, job, peer_s) as log:
         while not texts["end"]:
             if should_leave():
                 return None
-            item = log.next(_POLL_S)
+            try:
+                item = log.get(timeout=_POLL_S)
+            except queue.Empty:
+                item = ""
             if isinstance(item, Exception):
                 raise item
             if not isinstance(item, str):
@@ -475,89 +470,83 @@ def _unheard(job: str, limit_s: float, *, is_heard: bool) -> UnavailableError:
     )
 
 
-class _JobLog(Closing):
-    """Reads a log in another thread, so that this one notices an interruption at once."""
+@contextlib.contextmanager
+def _log_of(jobs: JobsClient, job: str, limit_s: float) -> Generator[queue.SimpleQueue[Any]]:
+    """Reads a log in another thread, so that this one notices an interruption at once.
 
-    def __init__(self, jobs: JobsClient, job: str, limit_s: float) -> None:
-        self._jobs = jobs
-        self._job = job
-        self._limit_s = limit_s
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._loop = asyncio.new_event_loop()
-        self._reading = self._loop.create_task(self._read())
-        self._thread = threading.Thread(target=self._run, name="log of a job", daemon=True)
-        self._thread.start()
+    Yields the queue of its parts; finally it has the last details of the job, or an error.
+    """
+    items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    loop = asyncio.new_event_loop()
+    reading = loop.create_task(_read_log(jobs, job, limit_s, items))
 
-    def next(self, timeout_s: float) -> Any:
-        """Returns the next part, "" after the timeout; finally the last details, or an error."""
+    def run() -> None:
         try:
-            return self._items.get(timeout=timeout_s)
-        except queue.Empty:
-            return ""
-
-    def close(self) -> None:
-        """Closes the connection."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._reading.cancel)
-        self._thread.join(_CLOSING_S)  # it may wait for an answer that will not come
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._reading)
+            loop.run_until_complete(reading)
         except asyncio.CancelledError:
             pass
         except Exception as error:  # noqa: BLE001 - raised by follow()
-            self._items.put(error)
+            items.put(error)
         finally:
-            self._loop.close()
+            loop.close()
 
-    async def _read(self) -> None:
-        """Reads the log until the job has ended, and again when the connection is lost.
+    thread = threading.Thread(target=run, name="log of a job", daemon=True)
+    thread.start()
+    try:
+        yield items
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(reading.cancel)
+        thread.join(_CLOSING_S)  # it may wait for an answer that will not come
 
-        A job sends heartbeats, so a quiet log is a connection that died, or a job that did.
-        """
-        failed_s: float | None = None
-        has_ended = False
-        while True:
-            is_broken = False
-            try:
-                async with (
-                    asyncio.timeout(self._limit_s) as quiet,
-                    contextlib.aclosing(self._jobs.log(self._job)) as parts,
-                ):
-                    async for text in parts:
-                        failed_s = None if text else failed_s
-                        quiet.reschedule(self._loop.time() + self._limit_s)
-                        self._items.put(text)
-            except TimeoutError:
-                pass  # the job's state tells more
-            except UnavailableError:
-                is_broken = True
-            try:
-                details = self._jobs.details(self._job)
-            except UnavailableError as error:
-                failed_s = failed_s or time.monotonic()
-                if time.monotonic() - failed_s > self._limit_s:
-                    raise self._lost(error) from error
-            else:
-                failed_s = None
-                # A job may end while its log is without a connection: it is read once more then.
-                if details.status.is_terminal() and (has_ended or not is_broken):
-                    self._items.put(details)
-                    return
-                has_ended = details.status.is_terminal()
-            await asyncio.sleep(_RETRY_S)
-            # Ends an incomplete line: the log is read from its beginning.
-            self._items.put("\n")
 
-    def _lost(self, cause: Exception) -> UnavailableError:
-        return UnavailableError(
-            explain(
-                f"The cluster has not responded about job {self._job} for {self._limit_s:g} s: "
-                f"{str(cause).splitlines()[0]}",
-                expected="a leader that runs and can be reached.",
-                fix="check the leader, start it again, and run the program again: it resumes from "
-                "its last checkpoint. STRATAGEM_PEER_TIMEOUT_S changes the limit.",
-                code="SG514",
-            )
-        )
+async def _read_log(
+    jobs: JobsClient, job: str, limit_s: float, items: queue.SimpleQueue[Any]
+) -> None:
+    """Reads the log until the job has ended, and again when the connection is lost.
+
+    A job sends heartbeats, so a quiet log is a connection that died, or a job that did.
+    """
+    failed_s: float | None = None
+    has_ended = False
+    while True:
+        is_broken = False
+        try:
+            async with (
+                asyncio.timeout(limit_s) as quiet,
+                contextlib.aclosing(jobs.log(job)) as parts,
+            ):
+                async for text in parts:
+                    failed_s = None if text else failed_s
+                    quiet.reschedule(asyncio.get_running_loop().time() + limit_s)
+                    items.put(text)
+        except TimeoutError:
+            pass  # the job's state tells more
+        except UnavailableError:
+            is_broken = True
+        try:
+            details = jobs.details(job)
+        except UnavailableError as error:
+            failed_s = failed_s or time.monotonic()
+            if time.monotonic() - failed_s > limit_s:
+                raise UnavailableError(
+                    explain(
+                        f"The cluster has not responded about job {job} for {limit_s:g} s: "
+                        f"{str(error).splitlines()[0]}",
+                        expected="a leader that runs and can be reached.",
+                        fix="check the leader, start it again, and run the program again: it "
+                        "resumes from its last checkpoint. STRATAGEM_PEER_TIMEOUT_S changes the "
+                        "limit.",
+                        code="SG514",
+                    )
+                ) from error
+        else:
+            failed_s = None
+            # A job may end while its log is without a connection: it is read once more then.
+            if details.status.is_terminal() and (has_ended or not is_broken):
+                items.put(details)
+                return
+            has_ended = details.status.is_terminal()
+        await asyncio.sleep(_RETRY_S)
+        # Ends an incomplete line: the log is read from its beginning.
+        items.put("\n")

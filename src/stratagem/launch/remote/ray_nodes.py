@@ -13,13 +13,12 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from stratagem import environment, settings
 from stratagem.cluster.addresses import HTTP, free_ports, ip_address, probe, split_address
@@ -34,8 +33,7 @@ from stratagem.launch.remote.ray_cluster import (
     quiet_settings,
     wait_for_head,
 )
-from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.tied_process import tied_command
+from stratagem.launch.tasks.session import Session
 from stratagem.resources import Closing
 
 # Tasks of a cluster, and its leader, at whose address the others join.
@@ -101,26 +99,32 @@ class RayNode(Closing):
             address = f"127.0.0.1:{dashboard_port}"
             self._services.append(Service("dashboard", address, HTTP, has_started=False))
         options = [f"--node-manager-port={port}", *options]
-        self._command = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options)
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error: OSError | None = None
-        self._is_running = threading.Event()
-        # The node is tied to the thread that starts it.
-        self._keeper = threading.Thread(target=self._run, name="ray node", daemon=True)
-        self._keeper.start()
-        self._is_running.wait()
-        if self._error is not None:
-            raise self._error
+        variables = {
+            "PATH": environment.path_with_this_python(),  # jobs run python3
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task has all GPUs of its machine
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_SCHEDULER_EVENTS": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            _NODE_VARIABLE: self._mark,
+        }
+        with contextlib.ExitStack() as on_error:
+            self._log = on_error.enter_context(tempfile.TemporaryFile())
+            self._session = Session(
+                (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options),
+                {"RAY_AUTH_MODE": "token", **environment.snapshot(), **variables},
+                stdout=self._log,
+                stderr=self._log,
+            )
+            on_error.pop_all()
         atexit.register(self.close)
 
-    def wait_for_start(self, deadline_s: float) -> bool:
+    def has_started(self, deadline_s: float) -> bool:
         """Waits until this machine has joined the cluster; returns False if that failed.
 
         Raises DeadlineExceededError once `time.monotonic()` passes `deadline_s`.
         """
         while _STARTED not in self._printed():
-            if not self._keeper.is_alive():
+            if self._session.has_ended(_POLL_S):
                 return False
             if time.monotonic() > deadline_s:
                 raise DeadlineExceededError(
@@ -131,21 +135,23 @@ class RayNode(Closing):
                         "limit.",
                     )
                 )
-            self._keeper.join(_POLL_S)
         return True
 
     def wait(self) -> None:
         """Waits for the head to end, then ends this node; UnavailableError if it fails earlier."""
         head, lost = Service("head", self.head_address), ""
-        while self._keeper.is_alive() and not lost:
-            self._keeper.join(_LOOK_AT_HEAD_S)
+        while not self._session.has_ended(_LOOK_AT_HEAD_S) and not lost:
             head.look()
             if head.is_lost:
-                self._kill()  # an orderly end would ask the head first
+                self._session.close()  # an orderly end would ask the head first
                 self.close()
                 return
-            if _STARTED in self._printed():
-                lost = self._lost_service()
+            # `ray start` continues without those that ended in order, or were stopped.
+            for service in self._services if _STARTED in self._printed() else ():
+                service.look()
+                if service.is_lost:
+                    how = "has ended" if service.has_ended else "does not answer"
+                    lost = f"its {service.name} {how}"
         reason = lost or self.last_lines()
         self.close()
         if lost or probe(self.head_address) == "there":
@@ -157,18 +163,6 @@ class RayNode(Closing):
                 )
             )
 
-    def _lost_service(self) -> str:
-        """Looks at the services; returns what happened to one, or "".
-
-        `ray start` continues without those that ended in order, or were stopped.
-        """
-        for service in self._services:
-            service.look()
-            if service.is_lost:
-                what = "has ended" if service.has_ended else "does not answer"
-                return f"its {service.name} {what}"
-        return ""
-
     def last_lines(self) -> str:
         """Returns the last lines that Ray printed."""
         return self._printed()[-_TAIL_BYTES:].decode(errors="replace").strip()
@@ -178,47 +172,10 @@ class RayNode(Closing):
         atexit.unregister(self.close)
         if self._log.closed:
             return
-        if self._process is not None and self._keeper.is_alive():
-            self._process.send_signal(signal.SIGTERM)
-            self._keeper.join(_TERMINATION_S)
-        self._kill()
-        self._keeper.join()
+        self._session.end(_TERMINATION_S)
+        self._session.close()  # Ray's agents may outlive `ray start`
         _end_workers(self._mark)
         self._log.close()
-
-    def _run(self) -> None:
-        variables = {
-            "PATH": environment.path_with_this_python(),  # jobs run python3
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task has all GPUs of its machine
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            "RAY_SCHEDULER_EVENTS": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            _NODE_VARIABLE: self._mark,
-        }
-        with Guardian() as guardian:
-            try:
-                self._process = process = subprocess.Popen(  # noqa: S603 - our own command
-                    tied_command(self._command),
-                    env={"RAY_AUTH_MODE": "token", **environment.snapshot(), **variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self._error = error
-                self._is_running.set()
-                return
-            # Ray's agents may outlive `ray start`, which is tied to this process.
-            guardian.watch(process.pid)
-            self._is_running.set()
-            process.wait()
-
-    def _kill(self) -> None:
-        """Kills the remaining processes."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _printed(self) -> bytes:
         if self._log.closed:
@@ -230,25 +187,21 @@ class RayNode(Closing):
 def _end_workers(mark: str) -> None:
     """Kills workers of a node that do not end with its raylet, as after a jump of the clock."""
     deadline_s = time.monotonic() + _WORKERS_END_S
-    while (workers := _workers(mark)) and time.monotonic() < deadline_s:
+    while mark in _marked_workers().values() and time.monotonic() < deadline_s:
         threading.Event().wait(_POLL_S)
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(worker, signal.SIGKILL)
+    _kill_workers(lambda its_mark: its_mark == mark)
 
 
 def _end_orphans() -> None:
     """Kills workers of nodes whose own process was killed; they may outlive it, too."""
+    _kill_workers(lambda mark: not Path("/proc", mark.partition("-")[0]).exists())
+
+
+def _kill_workers(is_left: Callable[[str], bool]) -> None:
     for worker, mark in _marked_workers().items():
-        owner = mark.partition("-")[0]
-        if owner.isdecimal() and not Path("/proc", owner).exists():
+        if is_left(mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(worker, signal.SIGKILL)
-
-
-def _workers(mark: str) -> list[int]:
-    """Returns the process ids of Ray's workers of a node."""
-    return [worker for worker, its_mark in _marked_workers().items() if its_mark == mark]
 
 
 def _marked_workers() -> dict[int, str]:
@@ -371,15 +324,12 @@ def join_as_node(
 
 def _failed_start(node: RayNode, deadline_s: float) -> str | None:
     """Waits for the start of a node; returns its last lines if it failed, else None."""
-    try:
-        if node.wait_for_start(deadline_s):
-            return None
-        lines = node.last_lines()
-    except BaseException:
-        node.close()
-        raise
-    node.close()
-    return lines
+    with contextlib.ExitStack() as failing:
+        failing.callback(node.close)
+        if not node.has_started(deadline_s):
+            return node.last_lines()
+        failing.pop_all()
+    return None
 
 
 def _options(host: str | None, task_type: str, task_index: int) -> list[str]:

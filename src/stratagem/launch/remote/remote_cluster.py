@@ -23,16 +23,9 @@ from stratagem import environment, logs, settings
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
-from stratagem.cluster.spec import ClusterDef, ClusterSpec
-from stratagem.errors import DeadlineExceededError, UnavailableError, explain, invalid
-from stratagem.launch.functions import (
-    RemoteError,
-    captured_values,
-    dumps,
-    find_unpicklable,
-    require_callable,
-)
-from stratagem.launch.remote.job import ANSWER, JOB_VARIABLE, JobPlan, answer_key, verified
+from stratagem.cluster.spec import EXAMPLE, ClusterDef, ClusterSpec
+from stratagem.errors import DeadlineExceededError, UnavailableError, check_type, explain, invalid
+from stratagem.launch.functions import RemoteError, dumps, require_callable, unsendable
 from stratagem.launch.remote.jobs_client import (
     HEARTBEATS_PER_LIMIT,
     JobOutput,
@@ -43,8 +36,15 @@ from stratagem.launch.remote.jobs_client import (
     local_modules,
     pack,
 )
+from stratagem.launch.remote.protocol import (
+    ANSWER,
+    JOB_VARIABLE,
+    JobPlan,
+    answer_key,
+    verified,
+)
 from stratagem.launch.remote.ray_nodes import leader_of, resource_of_task, tasks_of
-from stratagem.launch.restart.task_group import CaughtSignals
+from stratagem.launch.restart.report import CaughtSignals
 from stratagem.launch.tasks.exit_status import exit_code
 from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
 
@@ -222,9 +222,7 @@ class RemoteCluster:
         return self._run(package, self._plan(command)).code
 
     def _run(self, package: bytes, plan: JobPlan) -> JobResult:
-        self._wait_for_servers()
-        if self._spec is not None:
-            self._wait_for_turn()
+        self._wait_until_ready()
         # If this process exits, cancel the job it started.
         with CaughtSignals() as caught, contextlib.ExitStack() as stack:
             if plan.lease_s is not None:
@@ -271,112 +269,78 @@ class RemoteCluster:
             url=self._jobs.url,
         )
 
-    def _wait_for_turn(self) -> None:
-        """Waits for jobs of other clients: a cluster runs one program at a time."""
-        started_s = time.monotonic()
-        deadline_s = started_s + self._join_timeout_s
-        has_reported = False
-        while others := {
-            job: metadata[_CLIENT]
-            for job, metadata in self._jobs.running().items()
-            if _CLIENT in metadata
-        }:
-            named = ", ".join(f"{job} of {client}" for job, client in others.items())
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceededError(
-                    explain(
-                        f"The cluster at {self._jobs.url} is still busy after "
-                        f"{self._join_timeout_s:g} s: {named}.",
-                        expected="a cluster that runs one program at a time.",
-                        fix="wait, or stop that job; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
-                    )
-                )
-            if not has_reported and time.monotonic() > started_s + _REPORT_WAIT_AFTER_S:
+    def _wait_until_ready(self) -> None:
+        """Waits for missing servers, and for jobs of others: a cluster runs one at a time."""
+        started_s, has_reported = time.monotonic(), False
+        while (obstacle := self._obstacle()) is not None:
+            named, error = obstacle
+            waited_s = time.monotonic() - started_s
+            if waited_s > self._join_timeout_s:
+                raise error
+            if waited_s > _REPORT_WAIT_AFTER_S and not has_reported:
                 logs.announce(_logger, f"Waiting for {named}.")
                 has_reported = True
             threading.Event().wait(_POLL_S)
 
-    def _wait_for_servers(self) -> None:
-        deadline_s = time.monotonic() + self._join_timeout_s
-        while True:
-            missing, leader = self._missing()
-            if not missing:
-                return
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceededError(
-                    explain(
-                        f"The cluster at {self._jobs.url} is incomplete after "
-                        f"{self._join_timeout_s:g} s; missing: {', '.join(missing)}. {leader}",
-                        expected="`stratagem server` on each machine, with the same "
-                        "RAY_AUTH_TOKEN.",
-                        fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the "
-                        "limit.",
-                        code="SG514",
-                    )
-                )
-            threading.Event().wait(_POLL_S)
-
-    def _missing(self) -> tuple[list[str], str]:
-        """Returns the tasks whose servers have not joined, and a sentence about the leader."""
-        spec = self._spec
+    def _obstacle(self) -> tuple[str, DeadlineExceededError] | None:
+        """Returns whom a program has to wait for, and the error of who waits too long."""
+        spec, leader = self._spec, "The leader has started."
+        after = f"after {self._join_timeout_s:g} s"
         try:
             self._jobs.connect()
             if spec is None:
-                return [], ""
+                return None
             joined = {name for machine in self._jobs.machines() for name in machine}
+            missing = [
+                f"{kind} {index} ({spec.task_address(kind, index)})"
+                for kind, index in tasks_of(spec)
+                if resource_of_task(kind, index) not in joined
+            ]
+            jobs = {} if missing else self._jobs.running()
         except UnavailableError as error:
-            # Only the first sentence of that error: the one of the caller has its own fix.
-            return ["its leader"], str(error).splitlines()[0]
-        missing = [
-            f"{kind} {index} ({spec.task_address(kind, index)})"
-            for kind, index in tasks_of(spec)
-            if resource_of_task(kind, index) not in joined
-        ]
-        return missing, "The leader has started."
+            # Only the first sentence of that error: the one below has its own fix.
+            missing, leader, jobs = ["its leader"], str(error).splitlines()[0], {}
+        if missing:
+            named = ", ".join(missing)
+            what = f"is incomplete {after}; missing: {named}. {leader}"
+            expected = "`stratagem server` on each machine, with the same RAY_AUTH_TOKEN."
+            fix = "start the missing servers"
+        elif others := [f"{job} of {of[_CLIENT]}" for job, of in jobs.items() if _CLIENT in of]:
+            named = ", ".join(others)
+            what = f"is still busy {after}: {named}."
+            expected, fix = "a cluster that runs one program at a time.", "wait, or stop that job"
+        else:
+            return None
+        return named, DeadlineExceededError(
+            explain(
+                f"The cluster at {self._jobs.url} {what}",
+                expected=expected,
+                fix=f"{fix}; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                code="SG514",
+            )
+        )
 
 
 def _number(value: float | None, setting: str) -> float:
     return float(settings.read(setting) if value is None else value)
 
 
-def _spec_of(cluster: object) -> ClusterSpec:
+def _spec_of(cluster: Any) -> ClusterSpec:
     if isinstance(cluster, ClusterResolver):
         cluster = cluster.cluster_spec()
-    if not isinstance(cluster, Mapping | ClusterDef | ClusterSpec):
-        raise TypeError(
-            explain(
-                f"cluster={cluster!r} is of type {type(cluster).__name__}.",
-                expected="a ClusterSpec, a dict, a ClusterDef, a resolver, or the URL of a Ray "
-                "cluster.",
-                fix='pass {"chief": ["host0:2222"], "worker": ["host1:2222"]}, for example.',
-            )
-        )
+    wanted = "a ClusterSpec, a dict, a ClusterDef, a resolver, or the URL of a Ray cluster"
+    fix = f"pass {EXAMPLE}, for example."
+    check_type("cluster", cluster, Mapping | ClusterDef | ClusterSpec, wanted, fix)
     return ClusterSpec(cluster)
 
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     require_callable(fn, "run(train, (3,))")
+    call = (fn, tuple(args), dict(kwargs))
     try:
-        return pack_call(dumps((fn, tuple(args), kwargs)), by_value=True)
+        return pack_call(dumps(call), by_value=True)
     except Exception as error:
-        raise TypeError(
-            explain(
-                f"{_describe_unpicklable(fn, args, kwargs)} cannot be sent to the cluster: {error}",
-                expected="a function whose arguments and captured variables can be pickled.",
-                fix="create the object inside the function.",
-                code="SG606",
-            )
-        ) from error
-
-
-def _describe_unpicklable(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> str:
-    """Describes the part of a call that cannot be pickled."""
-    parts = {f"Argument {index}": value for index, value in enumerate(args)}
-    parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
-    found = find_unpicklable(parts | captured_values(fn))
-    return f"{fn!r}" if found is None else f"{found[0]} of {fn!r}, {found[1]!r},"
+        raise unsendable(*call, error, where="the cluster", pickled=dumps) from error
 
 
 # `connect_to_cluster`: moves the running script to a cluster of servers.

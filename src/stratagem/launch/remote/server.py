@@ -10,8 +10,8 @@ from stratagem import settings
 from stratagem.cluster.addresses import free_ports, is_in_use, split_address
 from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
-from stratagem.cluster.spec import ClusterDef, ClusterSpec
-from stratagem.errors import UnavailableError, explain, invalid
+from stratagem.cluster.spec import EXAMPLE, ClusterDef, ClusterSpec
+from stratagem.errors import UnavailableError, check_type, explain, invalid
 from stratagem.launch.remote.ray_cluster import make_token
 from stratagem.launch.remote.ray_nodes import (
     RayNode,
@@ -230,14 +230,13 @@ def _server_def(
             expected='"grpc", which Ray uses.',
             fix="omit protocol.",
         )
-    if not isinstance(cluster, Mapping | ClusterDef | ClusterSpec):
-        raise TypeError(
-            explain(
-                f"server_or_cluster_def={cluster!r} is of type {type(cluster).__name__}.",
-                expected="a ClusterSpec, a dict, a ClusterDef or a ServerDef.",
-                fix='pass {"chief": ["host0:2222"], "worker": ["host1:2222"]}, for example.',
-            )
-        )
+    check_type(
+        "server_or_cluster_def",
+        cluster,
+        Mapping | ClusterDef | ClusterSpec,
+        "a ClusterSpec, a dict, a ClusterDef or a ServerDef",
+        f"pass {EXAMPLE}, for example.",
+    )
     spec = ClusterSpec(cluster)
     leader_of(spec)
     job_name = str(_only("job_name", job_name, sorted({job for job, _ in tasks_of(spec)})))

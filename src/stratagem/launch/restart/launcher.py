@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from stratagem import environment
 from stratagem.cluster.accelerators import local_gpus
@@ -31,16 +31,16 @@ from stratagem.launch.restart.policy import (
     have_saved_and_left,
     have_survivors,
 )
-from stratagem.launch.restart.task_group import (
+from stratagem.launch.restart.report import (
     CaughtSignals,
     LaunchEvents,
     SlowTasks,
     failure_report,
     notice_report,
     restart_report,
-    run_group,
     signal_report,
 )
+from stratagem.launch.restart.task_group import LaunchContext, TaskGroup
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output import Screen
@@ -74,14 +74,13 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
 class Outcome:
     """Result of a launch: exit statuses of the last start, and their circumstances.
 
-    `signum` is the signal to the launcher that ended the tasks, if any; `restart` counts earlier
-    starts; `were_asked` means that the launcher asked the tasks to exit, so that more can start.
-    With `may_survive`, workers that others have survived did not fail.
+    `signum` is the signal to the launcher that ended the tasks, if any; `were_asked` means that the
+    launcher asked the tasks to exit, so that more can start. With `may_survive`, workers that
+    others have survived did not fail.
     """
 
     statuses: tuple[ExitStatus, ...]
     signum: signal.Signals | None
-    restart: int
     were_asked: bool = False
     may_survive: bool = False
 
@@ -151,63 +150,53 @@ def launch(
     ):
         is_warm = options.max_restarts > 0 and not options.cold_restarts
         warm = warm_start if is_warm and can_fork(command, base) else None
-        job = _Job(
-            command=command,
+        context = LaunchContext(
             options=options,
-            finish=finish,
             base=base,
-            gpus=local_gpus() if uses_gpus(base) else (),
             caught=caught,
             guardian=guardian,
             events=events,
-            folders=folders,
-            discovery=Discovery(elastic, options.full_workers),
-            node=node,
             kills_interrupted=kills_interrupted,
             slow=None if options.run_dir is None else SlowTasks(options.run_dir),
         )
-        return job.run(warm)
+        discovery = Discovery(elastic, options.full_workers)
+        return _Job(command, context, finish, folders, discovery, node).run(warm)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class _Job:
-    """State shared by all starts of one launch."""
+    """All starts of one launch."""
 
     command: Sequence[str]
-    options: LaunchOptions
+    context: LaunchContext
     finish: Callable[[TaskPlan], TaskPlan] | None
-    base: Mapping[str, str]
-    gpus: Sequence[str]
-    caught: CaughtSignals
-    guardian: Guardian
-    events: LaunchEvents
     folders: LaunchFolders
     discovery: Discovery
     node: Node | None
-    kills_interrupted: bool
-    slow: SlowTasks | None
 
     def run(self, warm: WarmStart | None) -> Outcome:
         """Runs all tasks, restarts them as often as allowed, and returns the last outcome."""
-        count, num_workers = RestartCount(), self.options.workers
+        context, options, caught = self.context, self.context.options, self.context.caught
+        gpus = local_gpus() if uses_gpus(context.base) else ()
+        count, num_workers = RestartCount(), options.workers
         while True:
-            num_workers = self.discovery.wait(num_workers, lambda: self.caught.ending is not None)
+            num_workers = self.discovery.wait(num_workers, lambda: caught.ending is not None)
             if not num_workers:
-                outcome = Outcome(statuses=(), signum=self.caught.ending, restart=count.count)
-                self.events.end(outcome.exit_code)
+                outcome = Outcome(statuses=(), signum=caught.ending)
+                context.events.end(outcome.exit_code)
                 return outcome
             started_s, num_forked = time.monotonic(), warm.num_started if warm else 0
-            outcome = self.run_once(count.count, num_workers, warm)
+            outcome = self.run_once(count.count, num_workers, gpus, warm)
             after = count.next(
                 outcome.counted,
                 ran_s=time.monotonic() - started_s,
-                max_restarts=self.options.max_restarts,
+                max_restarts=options.max_restarts,
                 were_asked=outcome.were_asked,
             )
             if outcome.signum is not None:
                 after = None
-            num_workers = workers_after(self.options, num_workers, outcome.statuses)
-            _report(outcome, count, after, self.options, self.events, num_workers=num_workers)
+            num_workers = workers_after(options, num_workers, outcome.statuses)
+            _report(outcome, count, after, context, num_workers)
             if after is None:
                 return outcome
             was_forked = warm is not None and warm.num_started > num_forked
@@ -217,62 +206,51 @@ class _Job:
 
     def is_notice_due(self, num_workers: int, ran_s: float) -> bool:
         """Returns True if the tasks should exit so that more workers can start."""
-        after_s = notice_after_s(self.options, num_workers)
+        after_s = notice_after_s(self.context.options, num_workers)
         if after_s is None or ran_s < after_s:
             return False
         can_run = self.discovery.num_workers()
         return can_run is None or can_run > num_workers
 
-    def run_once(self, restart: int, num_workers: int, warm: WarmStart | None) -> Outcome:
+    def run_once(
+        self, restart: int, num_workers: int, gpus: Sequence[str], warm: WarmStart | None
+    ) -> Outcome:
         """Runs all tasks once, until the last one has ended."""
-        options = self.options.with_workers(num_workers)
+        context = self.context
+        options = context.options.with_workers(num_workers)
         plans = plan_tasks(
             options,
             self.command,
             ports=free_ports(len(options.task_types)),
-            gpus=self.gpus,
-            base=self.base,
+            gpus=gpus,
+            base=context.base,
             restart=restart,
             folders=self.folders,
             node=self.node,
         )
         if self.finish is not None:
             plans = tuple(plan if plan.task_type == INPUT else self.finish(plan) for plan in plans)
-        if self.slow is not None:
-            self.slow.begin(time.monotonic())
-        statuses, were_asked = run_group(
-            plans,
-            options,
-            self.base,
-            screen=Screen([plan.name for plan in plans]),
-            caught=self.caught,
-            guardian=self.guardian,
-            events=self.events,
-            warm=warm,
-            is_notice_due=functools.partial(self.is_notice_due, num_workers),
-            kills_interrupted=self.kills_interrupted,
-            slow=self.slow,
-        )
-        return Outcome(
-            statuses=statuses,
-            signum=self.caught.ending,
-            restart=restart,
-            were_asked=were_asked,
-            may_survive=options.survivors,
-        )
+        if context.slow is not None:
+            context.slow.begin(time.monotonic())
+        with TaskGroup(context, Screen([plan.name for plan in plans]), warm) as group:
+            group.run(plans, functools.partial(self.is_notice_due, num_workers))
+            return Outcome(
+                statuses=group.statuses,
+                signum=context.caught.ending,
+                were_asked=group.were_asked,
+                may_survive=options.survivors,
+            )
 
 
 def _report(
     outcome: Outcome,
     before: RestartCount,
     after: RestartCount | None,
-    options: LaunchOptions,
-    events: LaunchEvents,
-    *,
+    context: LaunchContext,
     num_workers: int,
 ) -> None:
     """Reports the end of a start and a restart, on the screen and in the run's folder."""
-    statuses = outcome.statuses
+    statuses, options, events = outcome.statuses, context.options, context.events
     screen = Screen([status.name for status in statuses])
     cause, signum = outcome.cause, outcome.signum
     if cause is not None and signum not in cause.signals:

@@ -1,350 +1,344 @@
-"""Task group: runs all tasks of one start, from the first process to the end of the last."""
+"""Task group: all tasks of one start, from the first process to the end of the last."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import selectors
 import signal
-import threading
+import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import FrameType, TracebackType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
 
 from stratagem.errors import NOT_NEEDED
 from stratagem.launch.options import LaunchOptions
-from stratagem.launch.plan import TRAINERS, Node, TaskPlan
+from stratagem.launch.plan import LOSS_FILE, TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
 from stratagem.launch.restart.policy import (
-    MAX_SHORT_STARTS,
-    SHORT_S,
-    RestartCount,
+    TaskState,
     WorkerRestarts,
     cause_of_failure,
-    have_saved_and_left,
     have_survivors,
     tasks_to_kill,
     tasks_to_stop,
 )
-from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
-from stratagem.launch.tasks.exit_status import ExitStatus, error_lines, failure_lines
-from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output import Screen
-from stratagem.observe.events import RunFollower
-from stratagem.observe.stragglers import (
-    MIN_STEPS,
-    WINDOW_S,
-    Line,
-    SettledLines,
-    Straggler,
-    find_stragglers,
-    times_of,
+from stratagem.launch.restart.report import (
+    ENDING,
+    CaughtSignals,
+    LaunchEvents,
+    SlowTasks,
+    stop_report,
 )
-from stratagem.observe.writer import EventWriter
+from stratagem.launch.tasks.exit_status import ExitStatus, take_loss
+from stratagem.launch.tasks.guardian import Guardian
+from stratagem.launch.tasks.output import Screen, TaskOutput, open_log
+from stratagem.launch.tasks.tied_process import tied_command
+from stratagem.resources import Closing
 
-# Signals to the launcher, queued for its loop.
+# Process of one running task: its start, pipes, signals and end.
 
-# No task is restarted after one of these.
-ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-_CAUGHT = (*sorted(ENDING), signal.SIGUSR1, signal.SIGUSR2)
+_CHUNK_BYTES = 2**16
+# Linux pipes hold 64 KiB, and users may raise that to 1 MiB.
+_PIPE_BYTES = 2**20
+_PROC = Path("/proc")
+# Signals that end a program go to the whole process group, as from a terminal. Others go only to
+# the task: its children do not expect them and would be killed.
+_TO_THE_TASK_ALONE = {signal.SIGUSR1, signal.SIGUSR2}
 
 
-class CaughtSignals:
-    """Replaces a program's own handlers while its tasks run.
+class TaskProcess:
+    """A started task, in a separate session and process group; once it has ended, its `status`.
 
-    Only the main thread can have handlers; elsewhere nothing is caught. Signals that this process
-    ignores stay ignored, here and in its tasks: `nohup` does that to SIGHUP.
+    `warm` forks the task if possible; None always starts a new process. Raises OSError if the
+    system cannot start another process.
     """
 
-    def __init__(self) -> None:
-        self._caught: list[signal.Signals] = []
-        self._handlers: dict[signal.Signals, Any] = {}
-        self.ending: signal.Signals | None = None
-
-    def __enter__(self) -> CaughtSignals:
-        if threading.current_thread() is threading.main_thread():
-            for signum in _CAUGHT:
-                handler = signal.getsignal(signum)
-                # None is a handler set outside Python, which could not be restored.
-                if handler not in (None, signal.SIG_IGN):
-                    self._handlers[signum] = signal.signal(signum, self._catch)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
-
-    def take(self) -> list[signal.Signals]:
-        """Returns the signals received since the last call, in order."""
-        taken: list[signal.Signals] = []
-        # One at a time: another may arrive meanwhile.
-        while self._caught:
-            taken.append(self._caught.pop(0))
-        return taken
-
-    def _catch(self, signum: int, frame: FrameType | None) -> None:
-        self._caught.append(signal.Signals(signum))
-        if signum in ENDING and self.ending is None:
-            self.ending = signal.Signals(signum)
-
-
-# Launcher's events in the folder of a run: failures, notices, restarts and the end.
-
-
-class LaunchEvents:
-    """Records events of the launcher. Only node 0 does, and only if the run has a folder."""
-
-    def __init__(self, options: LaunchOptions, node: Node | None = None) -> None:
-        self._writer: EventWriter | None = None
-        self._has_failed = False
-        if options.run_dir is not None and (node is None or node.rank == 0):
-            num_processes = sum(task_type in TRAINERS for task_type in options.task_types)
-            num_processes *= 1 if node is None else node.count
-            self._writer = EventWriter(options.run_dir, "launcher", 0, num_processes=num_processes)
-
-    def __enter__(self) -> LaunchEvents:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._writer is not None:
-            if error is not None:
-                self._writer.end(1, repr(error))
-            self._writer.close()
-
-    def failure(self, cause: ExitStatus) -> None:
-        """Records the task that failed first, once per start; `restart` records saved exits."""
-        if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
-            self._has_failed = True
-            what = f"{cause.culprit} failed first: {cause.why}"
-            self._writer.failure(what, lost=cause.culprit)
-
-    def notice(self, reason: str) -> None:
-        """Records that all tasks have been asked to end."""
-        if self._writer is not None:
-            self._writer.notice(reason)
-
-    def restart(self, restart: int, cause: ExitStatus | None) -> None:
-        """Records a restart of all tasks; `cause` is None if the launcher asked for it."""
-        self._has_failed = False
-        if self._writer is not None and cause is None:
-            self._writer.restart(restart, "all workers start again")
-        elif self._writer is not None and cause is not None:
-            verb = "saved and left" if have_saved_and_left([cause]) else "failed"
-            self._writer.restart(restart, f"{cause.culprit} {verb} ({cause.why})")
-
-    def end(self, code: int) -> None:
-        """Records the exit code of the launcher."""
-        if self._writer is not None:
-            self._writer.end(code)
-
-
-# Slow tasks, from the events that the tasks write.
-
-_POLL_EVERY_S = 2.0
-
-
-class SlowTasks:
-    """Follows the step events of the tasks, a window of time after the other.
-
-    Times are of `time.monotonic`. Events are released once they are read.
-    """
-
-    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-        self._follower = RunFollower(run_dir, retains_events=False)
-        self.begin(0.0)
-
-    def begin(self, now_s: float) -> None:
-        """Begins with new processes: what was found about the earlier ones counts no more."""
-        self._follower.poll()  # of an earlier start
-        self._settled = SettledLines()
-        self._lines: list[Line] = []
-        self._begun_s = self._polled_s = now_s
-        self._slow: set[str] = set()  # in the last window
-        self._said: set[str] = set()
-
-    def find(self, now_s: float, running: Collection[str]) -> list[Straggler]:
-        """Returns the slow tasks to report now, among those that run."""
-        if now_s - self._polled_s < _POLL_EVERY_S:
-            return []
-        self._polled_s = now_s
-        for news in self._follower.poll():
-            self._lines += self._settled.pick(news)
-        if now_s - self._begun_s < WINDOW_S:
-            return []
-        times = times_of(line for line in self._lines if line[0] in running)
-        if max((one.num_steps for one in times.values()), default=0) < MIN_STEPS:
-            return []
-        self._lines, self._begun_s = [], now_s
-        found = find_stragglers(times)
-        slow = {one.task for one in found}
-        # A task that is slow for a single window is not worth a message.
-        new = (slow & self._slow) - self._said
-        self._slow, self._said = slow, (self._said & slow) | new
-        return [one for one in found if one.task in new]
-
-
-# Messages of the launcher about failures, signals and restarts.
-
-
-def failure_report(
-    cause: ExitStatus,
-    statuses: Sequence[ExitStatus],
-    *,
-    log_dir: str | os.PathLike[str] | None = None,
-) -> list[str]:
-    """Returns lines that name the task that failed first, why, and how the others ended."""
-    # Frames that are already on the screen are not repeated.
-    last_lines = failure_lines(cause.lines)
-    if cause.was_shown:
-        last_lines = error_lines(cause.lines, cause.lost_peer)
-    lines = [f"{cause.culprit} failed first: {cause.why}."]
-    if last_lines:
-        whose = "Its last lines" if cause.lost_peer is None else f"Last lines of {cause.name}"
-        lines += [f"{whose}:", *(f"    {line}" for line in last_lines)]
-    others = [status for status in statuses if status is not cause]
-    for heading, group in (
-        ("Failed after it", [one for one in others if one.failed]),
-        ("Stopped", [one for one in others if one.was_stopped and not one.failed]),
-        ("Had ended", [one for one in others if not one.was_stopped and not one.failed]),
-    ):
-        if group:
-            lines.append(f"{heading}: {_each(group)}.")
-    if log_dir is not None:
-        lines.append(f"All output: {os.fspath(log_dir)}")
-    return lines
-
-
-def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
-    """Returns lines about the end of all tasks after a signal to the launcher."""
-    return [f"Ended after {signal.Signals(signum).name}: {_each(statuses)}."]
-
-
-def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
-    """Returns lines that say why the remaining tasks are stopped."""
-    if (peer := cause.lost_peer) is not None:
-        reason = f"{peer.task} {peer.how}, and so {cause.name} failed"
-        return [f"{reason} ({cause.how}): stopping the others."]
-    verb = "saved and left after notice" if have_saved_and_left(statuses) else "failed"
-    return [f"{cause.name} {verb} ({cause.how}): stopping the others."]
-
-
-def notice_report(statuses: Sequence[ExitStatus], after: RestartCount | None) -> list[str]:
-    """Returns lines about tasks that saved and exited; `after` is None if none restarts."""
-    lines = [f"Saved and left after notice: {_each(statuses)}."]
-    if after is None or after.short_starts >= MAX_SHORT_STARTS:
-        lines.append(
-            f"This happened within {SHORT_S:g} s of the start {MAX_SHORT_STARTS} times or more in "
-            "a row, so it counts as a failure."
-        )
-    return lines
-
-
-def restart_report(before: RestartCount, after: RestartCount, max_restarts: int) -> list[str]:
-    """Returns lines about the restart of all tasks."""
-    if after.failures == before.failures:
-        return ["Starting all tasks again; this does not count as a failure."]
-    return [f"Starting all tasks again: restart {after.failures} of {max_restarts}."]
-
-
-def _each(statuses: Sequence[ExitStatus]) -> str:
-    return ", ".join(f"{status.name} ({status.how})" for status in statuses)
-
-
-def run_group(
-    plans: Sequence[TaskPlan],
-    options: LaunchOptions,
-    base: Mapping[str, str],
-    *,
-    screen: Screen,
-    caught: CaughtSignals,
-    guardian: Guardian,
-    events: LaunchEvents,
-    warm: WarmStart | None = None,
-    is_notice_due: Callable[[float], bool] | None = None,
-    kills_interrupted: bool = False,
-    slow: SlowTasks | None = None,
-) -> tuple[tuple[ExitStatus, ...], bool]:
-    """Starts tasks, shows their output, and returns when none of their processes is left.
-
-    `plans` has the leader first; tasks inherit `base`. `guardian` kills the tasks if this process
-    is killed. `warm` forks tasks if possible: several tasks wait until it is ready, for a single
-    one it is prepared after a while. `is_notice_due` is called with the seconds since the start;
-    True asks the tasks to save and exit. `kills_interrupted` kills tasks that still run `grace_s`
-    after a signal to end. `slow` finds the slow tasks to report. Returns the exit statuses, and
-    True if the tasks were asked to exit. After an OSError, no task is left.
-    """
-    running = RunningTasks(options, base, warm, screen, guardian)
-    group = _TaskGroup(options, running, screen, caught, events, kills_interrupted, slow)
-    with contextlib.closing(running):
-        if warm is not None:
-            warm.load(plans, lambda: caught.ending is not None)
-        for plan in plans:
-            running.start(plan, is_leader=plan is plans[0])
-        started_s = time.monotonic()
-        while not running.is_gone:
-            group.step()
-            now_s = time.monotonic()
-            ran_s = now_s - started_s
-            # Since the launch, not this start: tasks that fail early restart often.
-            if warm is not None and now_s - warm.made_s >= WARM_UP_AFTER_S:
-                warm.prepare(plans[0])
-            if is_notice_due is not None and is_notice_due(ran_s):
-                group.ask_to_leave()
-        return running.statuses, group.were_asked
-
-
-class _TaskGroup:
     def __init__(
         self,
-        options: LaunchOptions,
-        running: RunningTasks,
-        screen: Screen,
-        caught: CaughtSignals,
-        events: LaunchEvents,
-        kills_interrupted: bool,
-        slow: SlowTasks | None,
+        plan: TaskPlan,
+        base: Mapping[str, str],
+        warm: WarmStart | None = None,
+        output: TaskOutput | None = None,
     ) -> None:
-        self._options = options
-        self._kills_interrupted, self._slow = kills_interrupted, slow
-        self._screen = screen
-        self._caught = caught
-        self._events = events
-        self._running = running
-        self._tasks = running.tasks
+        self.plan = plan
+        self.output = output or TaskOutput(plan.name, None)
+        self.signals: set[int] = set()
+        self.is_gone = False
+        self.status: ExitStatus | None = None
+        self.stopped_at_s: float | None = None
+        self.started_s = time.monotonic()
+        forked = None if warm is None else warm.start(plan, base)
+        self._process = _start_new(plan, base) if forked is None else forked
+        pipes = (self._process.stdout, self._process.stderr)
+        self.streams: list[IO[bytes]] = [pipe for pipe in pipes if pipe is not None]
+        for pipe in self.streams:
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def group(self) -> int:
+        """Id of the process group."""
+        return self._process.pid
+
+    @property
+    def state(self) -> TaskState:
+        """The state on which decisions are based."""
+        return TaskState(
+            task_type=self.plan.task_type,
+            trains=self.plan.trains,
+            status=self.status,
+            is_gone=self.is_gone,
+            stopped_at_s=self.stopped_at_s,
+        )
+
+    def stop(self) -> None:
+        """Asks the task to end."""
+        self.send(signal.SIGTERM)
+        self.stopped_at_s = time.monotonic()
+
+    def returncode(self) -> int | None:
+        """Returns the exit code, negative for a signal; None while the process runs."""
+        return self._process.poll()
+
+    def read(self, stream: IO[bytes]) -> bytes | None:
+        """Reads from one of `streams` without waiting; b"" at its end, None if it is empty now."""
+        try:
+            return os.read(stream.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            return None
+
+    def read_all(self, stream: IO[bytes]) -> bytes:
+        """Reads the rest of one of `streams` after the task has ended.
+
+        Reads at most the size of a pipe: another process may still be writing.
+        """
+        chunks: list[bytes] = []
+        while sum(map(len, chunks)) < _PIPE_BYTES and (chunk := self.read(stream)):
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def send(self, signum: int) -> None:
+        """Sends a signal to the task; signals that end a program go to its whole group."""
+        self.signals.add(signum)
+        # The process may have ended, or run as another user.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if signum not in _TO_THE_TASK_ALONE:
+                os.killpg(self.group, signum)
+            elif self._process.returncode is None:
+                os.kill(self._process.pid, signum)
+
+    def look_for_members(self) -> bool:
+        """Updates and returns `is_gone`: True once no process of the group runs."""
+        self.is_gone = self.is_gone or not _has_members(self.group)
+        return self.is_gone
+
+    def wait(self) -> None:
+        """Waits for the end of the process."""
+        self._process.wait()
+
+    def close(self) -> None:
+        """Closes the pipes, and the file of the output."""
+        for stream in self.streams:
+            stream.close()
+        self.output.close()
+
+
+def _start_new(plan: TaskPlan, base: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - the command that the user gave
+        tied_command(plan.command),
+        env={**base, **plan.variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+
+
+def _has_members(group: int) -> bool:
+    """Returns True if a process group has a process that is not a zombie.
+
+    In a container, process 1 may never reap orphans: zombies then stay in the group forever.
+    """
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    if not _PROC.joinpath("self", "stat").exists():
+        return True
+    for stat in _PROC.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # State and group follow the name, which is in parentheses and may contain anything.
+            state, _, member_of = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(member_of) == group and state not in ("Z", "X"):
+                return True
+    return False
+
+
+# Tasks of one start.
+
+# Delay until the end of a process is noticed if it prints nothing and keeps its pipes open.
+_POLL_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaunchContext:
+    """What all starts of a launch share.
+
+    Tasks inherit `base`. `guardian` kills them if this process is killed. `kills_interrupted` kills
+    tasks that still run `grace_s` after a signal to end. `slow` finds the slow tasks to report.
+    """
+
+    options: LaunchOptions
+    base: Mapping[str, str]
+    caught: CaughtSignals
+    guardian: Guardian
+    events: LaunchEvents
+    kills_interrupted: bool
+    slow: SlowTasks | None
+
+
+class TaskGroup(Closing):
+    """The tasks of one start; `warm` forks them if possible."""
+
+    def __init__(self, context: LaunchContext, screen: Screen, warm: WarmStart | None) -> None:
+        self._context, self._options = context, context.options
+        self._screen, self._warm = screen, warm
+        self._selector = selectors.DefaultSelector()
+        self._tasks: list[TaskProcess] = []
         self._num_interrupts = 0
         self._reported: list[ExitStatus] = []
-        self._restarts = WorkerRestarts(options.max_restarts)  # of workers that others survive
+        self._restarts = WorkerRestarts(self._options.max_restarts)  # that others survive
         self._has_reported = False
         self.were_asked = False
 
-    def step(self) -> None:
-        self._running.read()
+    @property
+    def statuses(self) -> tuple[ExitStatus, ...]:
+        """The statuses of the tasks that have ended."""
+        return tuple(task.status for task in self._tasks if task.status is not None)
+
+    def run(self, plans: Sequence[TaskPlan], is_notice_due: Callable[[float], bool]) -> None:
+        """Starts tasks, the leader first, and returns when none of their processes is left.
+
+        Several tasks wait until they can be forked; for a single one that is prepared after a
+        while. `is_notice_due` is called with the seconds since the start; True asks the tasks to
+        save and exit. Raises OSError if a task cannot start.
+        """
+        warm = self._warm
+        if warm is not None:
+            warm.load(plans, lambda: self._context.caught.ending is not None)
+        for plan in plans:
+            self._start(plan, is_leader=plan is plans[0])
+        started_s = time.monotonic()
+        while not all(task.is_gone for task in self._tasks):
+            self._step()
+            now_s = time.monotonic()
+            # Since the launch, not this start: tasks that fail early restart often.
+            if warm is not None and now_s - warm.made_s >= WARM_UP_AFTER_S:
+                warm.prepare(plans[0])
+            if is_notice_due(now_s - started_s):
+                self._ask_to_leave()
+
+    def close(self) -> None:
+        """Kills all remaining processes, even after an error."""
+        for task in self._tasks:
+            if not task.is_gone:
+                task.send(signal.SIGKILL)
+                task.wait()
+                self._context.guardian.forget(task.group)
+            task.close()
+        self._selector.close()
+
+    def _start(self, plan: TaskPlan, *, is_leader: bool) -> None:
+        is_shown = self._options.show == "all" or is_leader
+        log_dir = self._options.log_dir
+        file = None if log_dir is None else open_log(plan, Path(log_dir))
+        output = TaskOutput(plan.name, self._screen if is_shown else None, file)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(output.close)
+            task = TaskProcess(plan, self._context.base, self._warm, output)
+            on_error.pop_all()
+        self._tasks.append(task)
+        self._context.guardian.watch(task.group)
+        for index, stream in enumerate(task.streams):
+            self._selector.register(stream, selectors.EVENT_READ, (task, index))
+
+    def _restart(self, index: int) -> None:
+        """Starts a task again that has ended, in its place among all."""
+        before = self._tasks[index]
+        for stream in before.streams:
+            with contextlib.suppress(KeyError, ValueError):  # its end was read
+                self._selector.unregister(stream)
+        before.close()
+        count = int(before.plan.variables["STRATAGEM_RESTART_COUNT"]) + 1
+        variables = {**before.plan.variables, "STRATAGEM_RESTART_COUNT": str(count)}
+        self._start(dataclasses.replace(before.plan, variables=variables), is_leader=index == 0)
+        self._tasks[index] = self._tasks.pop()
+
+    def _step(self) -> None:
+        self._read()
         now_s = time.monotonic()
-        for signum in self._caught.take():
+        for signum in self._context.caught.take():
             self._forward(signum)
-        self._running.update(now_s)
+        for task in self._tasks:
+            self._update(task, now_s)
+            task.output.show_overdue(now_s)
         self._report_slow(now_s)
         self._stop_and_kill(now_s)
 
+    def _read(self) -> None:
+        """Shows new output; waits for it a little."""
+        for key, _ in self._selector.select(_POLL_S):
+            task, index = key.data
+            data = task.read(key.fileobj)
+            if data:
+                task.output.take(data, time.monotonic(), stream=index)
+            elif data is not None:
+                self._selector.unregister(key.fileobj)
+
+    def _update(self, task: TaskProcess, now_s: float) -> None:
+        if task.is_gone:
+            return
+        returncode = task.returncode()
+        if returncode is None:
+            return
+        if task.status is None:
+            self._show_rest(task, now_s)
+            task.status = ExitStatus(
+                name=task.plan.name,
+                returncode=returncode,
+                at_s=now_s,
+                was_stopped=task.stopped_at_s is not None or self._is_idle_server(task.plan),
+                signals=frozenset(task.signals),
+                lines=task.output.last_lines(),
+                was_shown=task.output.is_shown,
+                loss=take_loss(task.plan.variables.get(LOSS_FILE)),
+            )
+        if task.look_for_members():
+            self._show_rest(task, now_s)
+            self._context.guardian.forget(task.group)
+
+    def _show_rest(self, task: TaskProcess, now_s: float) -> None:
+        for index, stream in enumerate(task.streams):
+            task.output.take(task.read_all(stream), now_s, stream=index)
+        task.output.show_rest(now_s)
+
+    def _is_idle_server(self, plan: TaskPlan) -> bool:
+        """Returns True for a server whose workers are done: it may fail before it is stopped."""
+        trainers = [task.status for task in self._tasks if task.plan.trains]
+        is_done = all(status is not None and not status.failed for status in trainers)
+        return plan.serves and is_done
+
     def _note_lost(self, now_s: float) -> None:
         """Reports workers that others have survived, and starts them again."""
-        trainers = [task for task in self._tasks if task.process.plan.trains]
+        trainers = [task for task in self._tasks if task.plan.trains]
         statuses = [task.status for task in trainers]
         num_left = statuses.count(None)
         is_ending = (
             self.were_asked
-            or self._caught.ending is not None
+            or self._context.caught.ending is not None
             or any(status is not None and not status.failed for status in statuses)
         )
         for task in trainers:
@@ -356,51 +350,42 @@ class _TaskGroup:
                 self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} continue."])
                 if num_left and not is_ending:
                     self._plan_restart(task, now_s)
-        for index in self._restarts.take_due(now_s, self._is_gone) if num_left else []:
-            if not is_ending:
+        if num_left:
+            due = self._restarts.take_due(now_s, lambda index: self._tasks[index].is_gone)
+            for index in [] if is_ending else due:
                 self._restart(index)
 
-    def _is_gone(self, index: int) -> bool:
-        return self._tasks[index].process.is_gone
-
-    def _plan_restart(self, task: RunningTask, now_s: float) -> None:
+    def _plan_restart(self, task: TaskProcess, now_s: float) -> None:
         index = next(place for place, one in enumerate(self._tasks) if one is task)
         text = self._restarts.note_loss(
             index,
-            task.process.plan.name,
+            task.plan.name,
             ran_s=now_s - task.started_s,
             now_s=now_s,
         )
         if text:
             self._screen.say([text])
 
-    def _restart(self, index: int) -> None:
-        plan = self._tasks[index].process.plan
-        count = int(plan.variables["STRATAGEM_RESTART_COUNT"]) + 1
-        variables = {**plan.variables, "STRATAGEM_RESTART_COUNT": str(count)}
-        plan = dataclasses.replace(plan, variables=variables)
-        self._running.restart(index, plan)
-
     def _report_slow(self, now_s: float) -> None:
-        if self._slow is None or self.were_asked or self._caught.ending is not None:
+        if self._context.slow is None or self.were_asked or self._context.caught.ending is not None:
             return
         running = {
-            task.process.plan.name
+            task.plan.name
             for task in self._tasks
-            if task.process.plan.trains and task.status is None and task.stopped_at_s is None
+            if task.plan.trains and task.status is None and task.stopped_at_s is None
         }
-        for one in self._slow.find(now_s, running):
+        for one in self._context.slow.find(now_s, running):
             self._screen.say([f"{one.text}."])
 
-    def ask_to_leave(self) -> None:
+    def _ask_to_leave(self) -> None:
         """Asks the tasks once to save and exit, unless they are about to end anyway."""
-        trainers = [task for task in self._tasks if task.process.plan.trains]
+        trainers = [task for task in self._tasks if task.plan.trains]
         is_ending = any(task.status is not None or task.stopped_at_s for task in trainers)
-        if self.were_asked or is_ending or self._caught.ending is not None:
+        if self.were_asked or is_ending or self._context.caught.ending is not None:
             return
         self.were_asked = True
         self._screen.say(["Asking the tasks to save and leave, so that all workers can start."])
-        self._events.notice("all workers are to start again")
+        self._context.events.notice("all workers are to start again")
         for task in self._tasks:
             task.stop()
 
@@ -408,11 +393,15 @@ class _TaskGroup:
         self._num_interrupts += signum == signal.SIGINT
         is_impatient = signum == signal.SIGINT and self._num_interrupts > 1
         if signum in ENDING:
-            self._events.notice(f"{signum.name} to the launcher")
+            self._context.events.notice(f"{signum.name} to the launcher")
         for task in self._tasks:
-            if not task.process.is_gone:
-                task.process.send(signal.SIGKILL if is_impatient else signum)
-                if signum in ENDING and self._kills_interrupted and task.stopped_at_s is None:
+            if not task.is_gone:
+                task.send(signal.SIGKILL if is_impatient else signum)
+                if (
+                    signum in ENDING
+                    and self._context.kills_interrupted
+                    and task.stopped_at_s is None
+                ):
                     task.stopped_at_s = time.monotonic()
         if signum == signal.SIGINT and not is_impatient:
             self._screen.say(["SIGINT: waiting for the tasks to end. Once more kills them."])
@@ -428,22 +417,22 @@ class _TaskGroup:
             evaluator_grace_s=options.evaluator_grace_s,
             may_survive=options.survivors,
         )
-        cause = cause_of_failure(self._running.statuses)
+        cause = cause_of_failure(self.statuses)
         trainers = [state.status for state in states if state.trains]
         if options.survivors and have_survivors(trainers):
             self._note_lost(now_s)
             cause = None
         others_run = any(states[index].status is None for index in to_stop)
-        is_new = others_run and self._caught.ending is None and not self._has_reported
+        is_new = others_run and self._context.caught.ending is None and not self._has_reported
         if cause is not None and is_new:
             self._has_reported = True
-            self._events.failure(cause)
-            self._screen.say(stop_report(cause, self._running.statuses))
+            self._context.events.failure(cause)
+            self._screen.say(stop_report(cause, self.statuses))
         for index in to_stop:
             task = self._tasks[index]
-            if task.status is None and self._caught.ending in task.process.signals:
+            if task.status is None and self._context.caught.ending in task.signals:
                 task.stopped_at_s = now_s  # another signal would interrupt its orderly end
             else:
                 task.stop()
         for index in tasks_to_kill(states, now_s, grace_s=options.grace_s):
-            self._tasks[index].process.send(signal.SIGKILL)
+            self._tasks[index].send(signal.SIGKILL)

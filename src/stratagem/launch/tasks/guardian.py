@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import TracebackType
 
 _EXIT_S = 5.0
 
@@ -19,7 +18,7 @@ _EXIT_S = 5.0
 class Guardian:
     """Kills process groups if this process ends without having done so."""
 
-    def __enter__(self) -> Guardian:
+    def __init__(self) -> None:
         # In a separate session, so that killing the launcher's group does not kill it.
         self._process = subprocess.Popen(  # noqa: S603 - our own program
             (sys.executable, "-I", "-S", __file__),
@@ -28,14 +27,17 @@ class Guardian:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def __enter__(self) -> Guardian:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills the groups that were not forgotten, and ends the guardian."""
+        if self._process.returncode is not None:
+            return
         try:
             self._process.communicate(timeout=_EXIT_S)
         except subprocess.TimeoutExpired:  # it was stopped, and is no longer needed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import html
 import re
 import sys
@@ -18,7 +17,6 @@ from rich.text import Text
 from stratagem import settings
 from stratagem.launch.plan import TaskPlan
 from stratagem.launch.tasks.exit_status import (
-    CHAINING_LINES,
     TRACEBACK_STARTS,
     find_error_line,
 )
@@ -241,104 +239,52 @@ def open_progress_display() -> ProgressDisplay | None:
 
 _MAX_LINES = 400
 _MAX_TRACEBACKS = 32
-# How long held lines wait for the rest of the traceback.
+# How long the first line of a traceback waits for the rest.
 _HOLD_S = 1.0
 
 
-@dataclasses.dataclass(eq=False)
-class _Traceback:
-    """A traceback as its first task prints it, and the lines that follow it."""
-
-    task: str
-    lines: list[str]
-
-    @property
-    def is_chained(self) -> bool:
-        """True if the next traceback is chained to this one."""
-        last = next((line for line in reversed(self.lines) if line.strip()), "")
-        return last in CHAINING_LINES
-
-    def fits(self, lines: list[str]) -> bool:
-        """Returns True if the lines match over their shared length."""
-        return all(one == other for one, other in zip(self.lines, lines, strict=False))
-
-
-@dataclasses.dataclass
-class _HeldLines:
-    """Lines of a task that may repeat a traceback."""
-
-    lines: list[str]
-    candidates: list[_Traceback]
-    since_s: float
-
-
 class RepeatedTracebacks:
-    """Holds a traceback while it equals another task's, then refers to that task."""
+    """Holds each traceback until it is whole; refers to another task that printed the same one."""
 
     def __init__(self) -> None:
-        self._known: collections.deque[_Traceback] = collections.deque(maxlen=_MAX_TRACEBACKS)
-        self._growing: dict[str, _Traceback] = {}
-        self._held: dict[str, _HeldLines] = {}
+        self._known: collections.deque[tuple[str, list[str]]] = collections.deque(
+            maxlen=_MAX_TRACEBACKS
+        )
+        self._held: dict[str, list[str]] = {}
+        self._since_s: dict[str, float] = {}
 
     def pass_on(self, task: str, lines: list[str], now_s: float) -> list[str]:
         """Adds the next lines of a task; returns those to show now."""
         shown: list[str] = []
         for line in lines:
             if line in TRACEBACK_STARTS and task not in self._held:
-                self._begin(task, line, now_s)
+                self._held[task], self._since_s[task] = [], now_s
             if (held := self._held.get(task)) is None:
-                self._record(task, line)
                 shown.append(line)
                 continue
-            held.lines.append(line)
-            fitting = [one for one in held.candidates if one.fits(held.lines)]
-            if fitting and len(held.lines) < _MAX_LINES:
-                held.candidates = fitting
-                continue
-            shown += self._released(task)
+            held.append(line)
+            if len(held) == _MAX_LINES:
+                shown += self.rest(task)
         return shown
 
     def overdue(self, task: str, now_s: float) -> list[str]:
         """Returns held lines that have waited too long, to show now."""
-        held = self._held.get(task)
-        return self._released(task) if held and now_s - held.since_s >= _HOLD_S else []
+        is_due = task in self._held and now_s - self._since_s[task] >= _HOLD_S
+        return self.rest(task) if is_due else []
 
     def rest(self, task: str) -> list[str]:
-        """Returns the held lines of a task that has ended, to show now."""
-        self._growing.pop(task, None)
-        return self._released(task) if task in self._held else []
-
-    def _begin(self, task: str, line: str, now_s: float) -> None:
-        if (own := self._growing.get(task)) is not None and own.is_chained:
-            return
-        self._growing.pop(task, None)
-        candidates = [one for one in self._known if one.task != task and one.lines[0] == line]
-        if candidates:
-            self._held[task] = _HeldLines([], candidates, now_s)
-        else:
-            self._remember(task, [])
-
-    def _remember(self, task: str, lines: list[str]) -> None:
-        traceback = _Traceback(task, lines)
-        self._growing[task] = traceback
-        self._known.append(traceback)
-
-    def _record(self, task: str, line: str) -> None:
-        traceback = self._growing.get(task)
-        if traceback is not None and len(traceback.lines) < _MAX_LINES:
-            traceback.lines.append(line)
-
-    def _released(self, task: str) -> list[str]:
-        """Returns the held lines, with a repeated traceback reduced to one line."""
-        held = self._held.pop(task)
-        for one in held.candidates:
-            common = _length_of_match(one.lines, held.lines)
-            end = _end_of_error(held.lines)
-            if end is not None and common >= end:
-                error = f"{held.lines[end - 1]} (the same traceback as {one.task})"
-                return [error, *held.lines[common:]]
-        self._remember(task, [*held.lines])
-        return held.lines
+        """Returns the held lines, to show now, with a repeated traceback reduced to one line."""
+        lines = self._held.pop(task, [])
+        if not lines:
+            return []
+        end = _end_of_error(lines)
+        for other, known in self._known:
+            common = _length_of_match(known, lines)
+            if other != task and end is not None and common >= end:
+                error = f"{lines[end - 1]} (the same traceback as {other})"
+                return [error, *lines[common:]]
+        self._known.append((task, lines))
+        return lines
 
 
 def _length_of_match(first: list[str], second: list[str]) -> int:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stratagem.config import filters_traceback
 from stratagem.errors import check_type, invalid
-from stratagem.launch.processes.local_processes import not_the_coordinator
+from stratagem.launch.processes import not_the_coordinator
 from stratagem.logs import PublicDir, as_html, new_table
 from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue

@@ -415,7 +415,7 @@ def test_training_continues_until_the_earliest_grace_period_ends(
         ({"grace_period": "60"}, TypeError, "is of type str"),
         ({"poll_interval_s": None}, TypeError, "is of type NoneType"),
         *(
-            ({name: 42}, TypeError, "is not callable")
+            ({name: 42}, TypeError, "is of type int")
             for name in ("termination_watcher_fn", "exit_fn", "save_fn")
         ),
     ],

@@ -19,7 +19,7 @@ from stratagem.launch.prefork import warm_start
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
 from stratagem.launch.restart import task_group
 from stratagem.launch.restart.launcher import launch
-from stratagem.launch.restart.running_tasks import TaskProcess
+from stratagem.launch.restart.task_group import TaskProcess
 from tests.unit.launch.waiting import is_running, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forked on Linux only")

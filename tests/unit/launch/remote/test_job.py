@@ -25,17 +25,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.launch.remote import job
-from stratagem.launch.remote.job import (
+from stratagem.launch.remote.job import JobProcess, LeaseWatch, TaskMessage, run
+from stratagem.launch.remote.jobs_client import JobsClient
+from stratagem.launch.remote.protocol import (
     FrameReader,
     FrameWriter,
     JobPlan,
-    JobProcess,
-    LeaseWatch,
     LogFrame,
-    TaskMessage,
     answer_key,
     lease_path,
-    run_in_lockstep,
     signed,
     verified,
 )
@@ -62,7 +60,11 @@ class Actor:
                 raise RayError("the node died")
             return getattr(self.made, name)(*arguments)
 
-        return types.SimpleNamespace(remote=lambda *arguments: self._pool.submit(call, *arguments))
+        def remote(*arguments: Any) -> Any:
+            answer = self._pool.submit(call, *arguments)
+            return types.SimpleNamespace(future=lambda: answer)
+
+        return types.SimpleNamespace(remote=remote)
 
 
 class FakeRay:
@@ -88,18 +90,6 @@ class FakeRay:
                 remote=lambda *arguments: make(options, *arguments)
             )
         )
-
-    def get(self, asked: Any, timeout: float | None = None) -> Any:
-        many = asked if isinstance(asked, list) else [asked]
-        got = [one.result(timeout or 30.0) for one in many]
-        return got if isinstance(asked, list) else got[0]
-
-    def wait(self, asked: list[Any], num_returns: int, timeout: float) -> Any:
-        when = concurrent.futures.FIRST_COMPLETED
-        if num_returns > 1:
-            when = concurrent.futures.ALL_COMPLETED
-        done, rest = concurrent.futures.wait(asked, timeout, when)
-        return list(done), list(rest)
 
     def kill(self, actor: Actor) -> None:
         self.killed.append(actor)
@@ -134,7 +124,7 @@ def _run(
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     frames = FrameWriter("n", descriptor)
     try:
-        code, answer = run_in_lockstep(plan, frames, is_over or threading.Event())
+        code, answer = run(plan, frames, is_over or threading.Event())
     finally:
         os.close(descriptor)
     return (code, base64.b64decode(answer)), list(FrameReader("n").feed(path.read_text()))
@@ -271,18 +261,6 @@ def test_process_that_will_not_end_is_killed(task, monkeypatch) -> None:
     assert _all_messages(task)[-1] == ("end", str(-signal.SIGKILL))
 
 
-def test_process_that_cannot_start_says_why(task, monkeypatch) -> None:
-    def fail(*arguments: object, **options: object) -> None:
-        raise BlockingIOError("too many processes")
-
-    monkeypatch.setattr(job.subprocess, "Popen", fail)
-    task.start(("-c", ""), {})
-    assert _all_messages(task) == [
-        ("err", "The program cannot start: too many processes\n"),
-        ("end", "1"),
-    ]
-
-
 def test_closed_task_ends_its_process(task) -> None:
     task.start(("-uc", "import os, time; print(os.getpid()); time.sleep(100)"), {})
     pid = int(_printed(_all_messages(task, until="\n")))
@@ -305,7 +283,7 @@ def test_client_that_renews_is_alive_and_one_that_stops_is_not(fake_head, clock)
     def renew(nonce: str, number: int) -> None:
         fake_head.packages[lease_path(nonce, number).rpartition("/")[2]] = b""
 
-    watch = LeaseWatch(fake_head.url, "n", 30.0)
+    watch = LeaseWatch(JobsClient(fake_head.url), "n", 30.0)
     renew("n", 1)
     clock[0] += 29
     assert not watch.is_over()
@@ -321,9 +299,10 @@ def test_client_that_renews_is_alive_and_one_that_stops_is_not(fake_head, clock)
 
 
 def test_time_in_which_nobody_can_be_heard_does_not_count(fake_head, clock, monkeypatch) -> None:
-    watch = LeaseWatch(fake_head.url, "n", 30.0)
+    jobs = JobsClient(fake_head.url)
+    watch = LeaseWatch(jobs, "n", 30.0)
     with monkeypatch.context() as silent:
-        silent.setattr(watch, "_url", "http://127.0.0.1:1")
+        silent.setattr(jobs, "is_renewed", JobsClient("http://127.0.0.1:1", "t").is_renewed)
         clock[0] += 100
         assert not watch.is_over()
     clock[0] += 29

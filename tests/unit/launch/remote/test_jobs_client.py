@@ -21,7 +21,6 @@ from ray.job_submission import JobStatus
 from stratagem.cluster.addresses import free_ports
 from stratagem.errors import UnavailableError
 from stratagem.launch.remote import jobs_client
-from stratagem.launch.remote.job import FrameWriter
 from stratagem.launch.remote.jobs_client import (
     JobOutput,
     JobResult,
@@ -31,6 +30,7 @@ from stratagem.launch.remote.jobs_client import (
     local_modules,
     pack,
 )
+from stratagem.launch.remote.protocol import FrameWriter
 from tests.unit.launch.remote.answering import listening
 
 # Files that are sent with a program.
@@ -410,8 +410,8 @@ class Quiet(Logged):
 
 def _last_of(jobs: Logged) -> object:
     """Reads a log that may be quiet for 0.1 s; returns what comes after its text."""
-    with jobs_client._JobLog(jobs, "job", 0.1) as log:
-        while isinstance(item := log.next(120.0), str):
+    with jobs_client._log_of(jobs, "job", 0.1) as log:
+        while isinstance(item := log.get(timeout=120.0), str):
             pass
     return item
 
@@ -429,10 +429,10 @@ def test_quiet_log_of_a_cluster_that_does_not_answer_is_lost() -> None:
 
 def test_quiet_connection_is_made_again() -> None:
     """One that died may not be reported, as when a laptop changes its network."""
-    with jobs_client._JobLog(Quiet([["first"], ["again"]], "RUNNING"), "job", 0.1) as log:
+    with jobs_client._log_of(Quiet([["first"], ["again"]], "RUNNING"), "job", 0.1) as log:
         found: list[str] = []
         while "again" not in found:
-            found.append(log.next(120.0))
+            found.append(log.get(timeout=120.0))
     assert "first" in found
 
 

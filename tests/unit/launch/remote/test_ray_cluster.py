@@ -43,7 +43,7 @@ from stratagem.launch.remote.ray_cluster import RayCluster
 before = signal.getsignal(signal.SIGTERM)
 cluster = RayCluster()
 cluster.wait()
-from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.processes import RayProcesses
 from stratagem.group.transport.endpoints import ClusterKeys
 from tests.unit.parameter_server import forked_objects as served
 from tests.unit.launch.remote.living import descendants

@@ -84,7 +84,7 @@ LEADER = """
 import json, sys
 from stratagem.launch.remote.ray_cluster import RayCluster
 from stratagem.launch.remote.ray_nodes import start_head
-from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.processes import RayProcesses
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
@@ -294,7 +294,7 @@ def test_workers_that_do_not_end_with_their_raylet_or_node_are_killed(monkeypatc
         deadline_s = time.monotonic() + 120
         while len(ray_nodes._marked_workers()) < 3 and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        assert ray_nodes._workers(mine) == [worker.pid]
+        assert ray_nodes._marked_workers()[worker.pid] == mine
         ray_nodes._end_orphans()
         assert orphan.wait(timeout=120) == -signal.SIGKILL
         assert worker.poll() is None

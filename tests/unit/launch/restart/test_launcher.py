@@ -390,8 +390,8 @@ def test_tasks_that_were_asked_to_leave_are_started_again_at_no_charge() -> None
 def test_launcher_that_ends_when_tasks_left_says_so() -> None:
     asked = {"was_stopped": True, "signals": frozenset({15})}
     statuses = (end("ps 0", -15, **asked), end("worker 0", 42, **asked))
-    assert Outcome(statuses=statuses, signum=None, restart=1, were_asked=True).exit_code == 42
-    assert Outcome(statuses=statuses, signum=None, restart=1).exit_code == 0
+    assert Outcome(statuses=statuses, signum=None, were_asked=True).exit_code == 42
+    assert Outcome(statuses=statuses, signum=None).exit_code == 0
 
 
 @pytest.mark.parametrize("given", [(3, 2, None), (1, 2, 1), (3, 2, 4)])

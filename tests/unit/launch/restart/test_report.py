@@ -16,7 +16,7 @@ from stratagem.launch.restart.policy import (
     RestartCount,
     WorkerRestarts,
 )
-from stratagem.launch.restart.task_group import (
+from stratagem.launch.restart.report import (
     CaughtSignals,
     failure_report,
     notice_report,

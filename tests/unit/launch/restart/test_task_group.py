@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from stratagem.launch.options import LaunchOptions
-from stratagem.launch.restart import task_group
-from stratagem.launch.restart.task_group import LaunchEvents
+from stratagem.launch.restart.report import LaunchEvents, SlowTasks
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.observe.events import (
     EndEvent,
@@ -239,7 +238,7 @@ class Run:
     """A run folder to which workers write, and a launcher that follows it."""
 
     def __init__(self, folder) -> None:
-        self.slow = task_group.SlowTasks(folder)
+        self.slow = SlowTasks(folder)
         write(folder, run(*(process(task, 0, first_step(1, 1)) for task in RUNNING)))
         self._folder, self._step = folder / "events", 1
         self.now_s = 0.0

@@ -25,7 +25,7 @@ from stratagem.launch.functions import (
 )
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.plan import plan_tasks
-from stratagem.launch.restart.running_tasks import TaskProcess
+from stratagem.launch.restart.task_group import TaskProcess
 from stratagem.launch.tasks import guardian as guardian_module
 from stratagem.launch.tasks import tied_process
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit, exit_code

@@ -246,7 +246,7 @@ def tracebacks() -> RepeatedTracebacks:
 
 def shown_by_second(tracebacks: RepeatedTracebacks, first: list[str], second: list[str]) -> list:
     """What the second task shows, whose lines come one by one."""
-    assert tracebacks.pass_on("worker 0", first, 0.0) == first
+    assert tracebacks.pass_on("worker 0", first, 0.0) + tracebacks.rest("worker 0") == first
     shown = [line for one in second for line in tracebacks.pass_on("worker 1", [one], 0.0)]
     return shown + tracebacks.rest("worker 1")
 
@@ -266,18 +266,11 @@ def test_traceback_that_differs_is_shown_whole(tracebacks, second) -> None:
     assert shown_by_second(tracebacks, ERROR, second) == second
 
 
-def test_task_ahead_of_the_first_one_waits_for_it(tracebacks) -> None:
-    assert tracebacks.pass_on("worker 0", ERROR[:1], 0.0) == ERROR[:1]
-    assert tracebacks.pass_on("worker 1", ERROR, 0.0) == []
-    assert tracebacks.pass_on("worker 0", ERROR[1:], 0.5) == ERROR[1:]
-    assert tracebacks.overdue("worker 1", 0.9) == []
-    assert tracebacks.overdue("worker 1", 1.0) == ["ValueError: 3 (the same traceback as worker 0)"]
-
-
-def test_task_whose_first_one_stops_is_shown_whole(tracebacks) -> None:
-    tracebacks.pass_on("worker 0", ERROR[:2], 0.0)
-    tracebacks.pass_on("worker 1", ERROR, 0.0)
-    assert tracebacks.overdue("worker 1", 2.0) == ERROR
+def test_traceback_is_shown_a_second_later_while_its_task_goes_on(tracebacks) -> None:
+    assert tracebacks.pass_on("worker 0", ["before", *ERROR], 0.0) == ["before"]
+    assert tracebacks.overdue("worker 0", 0.9) == []
+    assert tracebacks.overdue("worker 0", 1.0) == ERROR
+    assert tracebacks.pass_on("worker 0", ["after"], 1.1) == ["after"]
 
 
 def test_chained_errors_are_compared_to_the_last_one(tracebacks) -> None:

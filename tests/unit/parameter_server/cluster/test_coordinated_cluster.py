@@ -16,8 +16,8 @@ import pytest
 import stratagem as sg
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
-from stratagem.launch.processes import local_processes
-from stratagem.launch.processes.local_processes import Restarts
+from stratagem.launch import processes
+from stratagem.launch.processes import Restarts
 from stratagem.parameter_server import strategy as served_processes
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -128,7 +128,7 @@ def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
 
 
 def test_who_asks_a_server_without_restarts_learns_why_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(local_processes, "Restarts", lambda _: Restarts(0))
+    monkeypatch.setattr(processes, "Restarts", lambda _: Restarts(0))
     with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
         with strategy.scope():
             variable = keras.Variable([1.0, 2.0])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import queue
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any
 
 import pytest
@@ -21,15 +21,14 @@ from stratagem.errors import DeadlineExceededError, UnavailableError, take_repor
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
-from stratagem.launch.prefork.fork_server import ForkedProcess
-from stratagem.launch.processes import local_processes
-from stratagem.launch.processes.local_processes import (
+from stratagem.launch import processes as processes_module
+from stratagem.launch.prefork.fork_server import ForkedProcess, SharedStandby
+from stratagem.launch.processes import (
     MAX_FAILED_STARTS,
     LocalProcesses,
+    RayProcesses,
     Restarts,
-    SharedStandby,
 )
-from stratagem.launch.processes.ray_processes import RayProcesses
 from stratagem.launch.remote.ray_cluster import RayCluster
 from tests.unit.launch.remote.living import descendants, wait_for_end
 from tests.unit.launch.waiting import until
@@ -75,28 +74,6 @@ def ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
         return connections.ask(
             0, Message("tell", {"variables": list(variables)}), timeout_s=30.0
         ).fields
-
-
-@pytest.mark.slow
-def test_stopped_standby_is_replaced_and_those_forked_from_it_go_on(
-    keys, tmp_path, monkeypatch
-) -> None:
-    arguments = [(keys, str(tmp_path))] * 2
-    with (
-        SharedStandby(_MODULES, {**os.environ, "SERVED": "yes"}) as standby,
-        LocalProcesses("worker", served.serve_told, arguments, standby=standby) as processes,
-    ):
-        watched = Watched(processes)
-        first, second = processes.pids
-        (parent,) = {Path(f"/proc/{pid}/stat").read_text().split()[3] for pid in processes.pids}
-        os.kill(int(parent), signal.SIGSTOP)
-        monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
-        processes.kill(0)
-        assert watched.next()[:2] == ("lost", 0)
-        assert watched.next()[:2] == ("returned", 0)
-        assert processes.pids[0] != first
-        assert ask(keys, processes.addresses[1], "SERVED")["pid"] == second
-    assert not wait_for_end({int(parent), *processes.pids})
 
 
 @pytest.mark.slow
@@ -185,10 +162,9 @@ def test_error_of_a_start_is_raised_with_its_traceback(start) -> None:
             _ = processes.addresses
         assert "no data for process 0" in str(raised.value)
         assert "in serve_nothing" in str(raised.value)
-        if isinstance(processes, LocalProcesses):
-            with pytest.raises(RuntimeError, match="worker 0 cannot start: ") as again:
-                _ = processes.addresses
-            assert len(again.traceback) == 2  # none of the first time
+        with pytest.raises(RuntimeError, match="worker 0 cannot start: ") as again:
+            _ = processes.addresses
+        assert len(again.traceback) == 2  # none of the first time
 
 
 def test_process_that_dies_while_it_starts_is_named(start) -> None:
@@ -212,7 +188,7 @@ def test_process_that_does_not_start_in_time_is_named(keys, standby, monkeypatch
 def test_process_that_cannot_start_again_is_given_up(
     keys, start, tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(local_processes, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(processes_module, "_FIRST_DELAY_S", 0.01)
     with start("ps", served.serve_once, [(keys, str(tmp_path))]) as processes:
         watched = Watched(processes)
         processes.kill(0)
@@ -270,7 +246,7 @@ class FailingStandby:
 def test_restart_that_the_system_refuses_is_tried_again(
     keys, standby, monkeypatch, failures, last
 ) -> None:
-    monkeypatch.setattr(local_processes, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(processes_module, "_FIRST_DELAY_S", 0.01)
     failing: Any = FailingStandby(standby)
     with LocalProcesses("ps", served.serve_parameters, [(keys,)], standby=failing) as processes:
         watched = Watched(processes)
@@ -358,10 +334,10 @@ def test_restart_that_raises_here_is_tried_again(keys, monkeypatch) -> None:
         watched = Watched(servers)
         start, errors = servers._start, [OSError("no memory")]
 
-        def failing(index: int, actor: Any = None) -> Any:
+        def failing(index: int) -> Any:
             if errors:
                 raise errors.pop()
-            return start(index, actor)
+            return start(index)
 
         monkeypatch.setattr(servers, "_start", failing)
         servers.kill(0)
@@ -411,17 +387,27 @@ def test_process_without_a_place_is_named(keys, monkeypatch) -> None:
 def test_process_that_cannot_be_reached_is_not_taken_for_dead(keys) -> None:
     """Ray tells that a call has failed while the machine may still be there."""
     with RayProcesses("ps", served.serve_parameters, [(keys,)]) as processes:
-        watched = Watched(processes)
-        pids = processes.pids
-        life = processes._lives[0]
-        cut_off = ray.exceptions.ActorUnavailableError("cut off", None)
-        processes._events.put(lambda: processes._take_end(0, life, cut_off))
-        first = life.hold
-        until(lambda: life.hold is not first)
-        assert processes.pids == pids
-        processes.kill(0)  # both calls fail, one loss is told
-        assert [watched.next()[0] for _ in range(2)] == ["lost", "returned"]
-        assert watched.events.empty()
+        _ = processes.addresses
+        actor, asked = processes._actors[0], list[int]()
+
+        class CutOff:
+            """The actor, whose first answer does not arrive."""
+
+            @property
+            def hold(self) -> Any:
+                asked.append(1)
+                return self if len(asked) == 1 else actor.hold
+
+            def remote(self) -> Any:
+                raise ray.exceptions.ActorUnavailableError("cut off", None)
+
+        again = threading.Thread(target=processes._wait, args=(0, Namespace(actor=CutOff())))
+        again.start()
+        until(lambda: len(asked) == 2)
+        assert again.is_alive()
+        processes.kill(0)
+        again.join(LIMIT_S)
+        assert not again.is_alive()
 
 
 @pytest.mark.slow
@@ -434,19 +420,19 @@ def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
     ) as processes:
         assert ask(keys, processes.addresses[0])["had_jax"]
         watched = Watched(processes)
-        keeper = processes._lives[0].actor
+        keeper = processes._actors[0]
         processes.kill(0)
         _, _, why = watched.next()
         assert why == "it died: killed by SIGKILL"
         assert watched.next()[:2] == ("returned", 0)
-        assert processes._lives[0].actor is keeper
+        assert processes._actors[0] is keeper
         pid = processes.pids[0]
         processes.kill_keeper(0)
         assert watched.next()[:2] == ("lost", 0)
         assert not wait_for_end([pid])
         what, _, address = watched.next()
         assert what == "returned"
-        assert processes._lives[0].actor is not keeper
+        assert processes._actors[0] is not keeper
         assert processes.addresses == [address]
         assert ask(keys, address)["pid"] == processes.pids[0] != pid
 

@@ -1,1 +1,0 @@
-"""Processes that serve objects, on this machine and on Ray: start, watch, start again."""
