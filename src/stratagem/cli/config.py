@@ -177,17 +177,17 @@ def _asked_text() -> str:
 
 def _ask(setting: Setting) -> object:
     option = next(one for one in launch_command.params if one.name == setting.name)
-    question, default = setting.description.rstrip("."), setting.default
-    if isinstance(default, bool):
-        return click.confirm(question, default=default, err=True)
-    if default is not None:
-        return click.prompt(question, default=default, type=option.type, err=True)
+    has_default = setting.default is not None
 
-    def convert(text: str) -> object:
-        return option.type.convert(text, option, None) if text else None
+    def convert(text: object) -> object:
+        return None if text == "" else option.type.convert(text, option, None)
 
     return click.prompt(
-        f"{question} (empty: none)", default="", show_default=False, value_proc=convert, err=True
+        setting.description.rstrip(".") + ("" if has_default else " (empty: none)"),
+        default=setting.default if has_default else "",
+        show_default=has_default,
+        value_proc=convert,
+        err=True,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,12 +38,8 @@ def device_names(devices: Iterable[jax.Device]) -> list[str]:
 
     The devices of each platform must be in JAX's order, from its first one on.
     """
-    seen: Counter[str] = Counter()
-    names: list[str] = []
-    for device in devices:
-        names.append(f"{device.platform}:{seen[device.platform]}")
-        seen[device.platform] += 1
-    return names
+    platforms = [device.platform for device in devices]
+    return [f"{one}:{platforms[:place].count(one)}" for place, one in enumerate(platforms)]
 
 
 def memory_text(device: jax.Device) -> str:

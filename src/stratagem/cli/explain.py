@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 from pathlib import Path
 
@@ -106,19 +107,9 @@ def _without_links(page: str) -> str:
         text, target = match.groups()
         if target.startswith(("http:", "https:")) or text == Path(target).stem:
             return text if text == Path(target).stem else match[0]
-        return f"{text} ({_path_in_docs(target)})"
+        return f"{text} ({posixpath.normpath(f'docs/reference/errors/{target}')})"
 
     return _LINK.sub(replaced, page)
-
-
-def _path_in_docs(target: str) -> str:
-    parts = ["docs", "reference", "errors"]
-    for part in target.split("/"):
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
 
 
 def show(text: str) -> None:

@@ -69,28 +69,25 @@ class Startup:
 class History:
     """Activity of one process: steps, resume points, checkpoint stalls and startups."""
 
-    intervals: tuple[StepInterval, ...]
-    resume_points: tuple[ResumePoint, ...]
-    stalls: tuple[CheckpointStall, ...]
-    startups: tuple[Startup, ...]
+    stalls: list[CheckpointStall]
+    intervals: list[StepInterval] = dataclasses.field(default_factory=list[StepInterval])
+    resume_points: list[ResumePoint] = dataclasses.field(default_factory=list[ResumePoint])
+    startups: list[Startup] = dataclasses.field(default_factory=list[Startup])
 
 
 def history_of(process: ProcessEvents) -> History:
     """Derives the history of a process from its events."""
-    stalls = _stalls(process)
-    stalled = _StallIndex(stalls)
-    intervals: list[StepInterval] = []
-    resume_points: list[ResumePoint] = []
-    startups: list[Startup] = []
+    found = History(stalls=_stalls(process))
+    stalled = _StallIndex(found.stalls)
     begin_s, is_start, restored_step, has_steps = process.at_s(process.start), True, None, False
     for event in process.events:
         at_s = process.at_s(event)
         if isinstance(event, StepEvent):
-            intervals.append(_interval(event, at_s, stalled, is_first=not has_steps))
+            found.intervals.append(_interval(event, at_s, stalled, is_first=not has_steps))
             if not has_steps:
                 step = event.step - event.num_steps if restored_step is None else restored_step
-                resume_points.append(ResumePoint(at_s=begin_s, step=step))
-                startups.append(Startup(begin_s=begin_s, end_s=at_s, is_start=is_start))
+                found.resume_points.append(ResumePoint(at_s=begin_s, step=step))
+                found.startups.append(Startup(begin_s=begin_s, end_s=at_s, is_start=is_start))
             has_steps = True
         elif isinstance(event, RestoredEvent | FailureEvent):
             if has_steps:
@@ -99,15 +96,10 @@ def history_of(process: ProcessEvents) -> History:
                 restored_step = event.step
     if not has_steps:
         end_s = process.at_s(process.events[-1])
-        startups.append(Startup(begin_s=begin_s, end_s=end_s, is_start=is_start))
+        found.startups.append(Startup(begin_s=begin_s, end_s=end_s, is_start=is_start))
         if restored_step is not None:
-            resume_points.append(ResumePoint(at_s=begin_s, step=restored_step))
-    return History(
-        intervals=tuple(intervals),
-        resume_points=tuple(resume_points),
-        stalls=tuple(stalls),
-        startups=tuple(startups),
-    )
+            found.resume_points.append(ResumePoint(at_s=begin_s, step=restored_step))
+    return found
 
 
 def _interval(

@@ -16,7 +16,7 @@ from typing import SupportsFloat, TypeAlias
 from stratagem import environment
 from stratagem.cluster.detection import detect
 from stratagem.errors import INTERRUPTED
-from stratagem.observe.wait_clock import StepWaits, WaitReading, wait_clock
+from stratagem.observe.wait_clock import StepWaits, wait_clock
 from stratagem.observe.writer import EventWriter
 
 # A thread that records the memory of this process every few seconds, as a sign of life.
@@ -75,7 +75,7 @@ class _EventState:
     writer: EventWriter | None = None
     sampler: MemorySampler | None = None
     progress_s: float = -math.inf
-    waits: WaitReading | None = None  # at the last step of a custom loop
+    waits: StepWaits | None = None  # at the last step of a custom loop
     exit_code: int = 0
     reason: str | None = None
 

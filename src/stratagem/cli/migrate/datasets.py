@@ -105,16 +105,8 @@ def _from_generator(
     source: Operation, operations: Sequence[Operation]
 ) -> tuple[str, list[str], str]:
     """Returns a dataset of a generator whose elements are batches: those that nothing batches."""
-    function = source.argument(0, "generator")
-    arguments = next(
-        (
-            code_of(one.value)
-            for one in source.arguments
-            if one.keyword and one.keyword.value == "args"
-        ),
-        None,
-    )
-    given = [function or "", *([f"args={arguments}"] if arguments else [])]
+    arguments = source.argument(-1, "args")
+    given = [source.argument(0, "generator") or "", *([f"args={arguments}"] if arguments else [])]
     return "sg.input.Dataset.from_generator", given, "".join(_after(one) for one in operations)
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,32 +165,14 @@ class UnreadableSourceError(ValueError):
     """Raised for a file that is not Python 3."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rewritten:
-    """A program before and after."""
-
-    before: str
-    after: str
-
-    @property
-    def is_changed(self) -> bool:
-        """True if the program changed."""
-        return self.before != self.after
-
-    @property
-    def num_marks(self) -> int:
-        """Number of places that are left to a person."""
-        return sum(line.lstrip().startswith(MARK) for line in self.after.splitlines())
-
-
-def rewrite(source: str) -> Rewritten:
+def rewrite(source: str) -> str:
     """Rewrites a program; one that does not import TensorFlow stays as it is.
 
     Raises UnreadableSourceError if the program does not parse.
     """
     module = _parsed(source)
     if module is None or not imports_tensorflow(module):
-        return Rewritten(source, source)
+        return source
     if ".keras" in source:
         module = _visited(module, ModuleAliasRewriter(FileContext()))
     wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
@@ -209,7 +191,7 @@ def rewrite(source: str) -> Rewritten:
     module = module.visit(ImportRewriter(context, _used_names(module)))
     after = module.code
     _compile(after)
-    return Rewritten(source, after)
+    return after
 
 
 def _parsed(source: str) -> cst.Module | None:
@@ -273,10 +255,8 @@ _MAGIC_LINE = re.compile(r"^(?P<indent>\s*)(?P<text>[!%?].*|[\w.]+\s*=\s*[!%].*|
 _CELL_LINE = re.compile(rf"^{_CELL}\((\d+)\)\n?", re.MULTILINE)
 _MAGIC_CALL = re.compile(rf"{_MAGIC}\((\d+)\)")
 
-_Rewrite = Callable[[str], Rewritten]
 
-
-def rewrite_notebook(text: str, rewrite: _Rewrite) -> tuple[str, list[Rewritten]]:
+def rewrite_notebook(text: str) -> tuple[str, list[str]]:
     """Rewrites the code cells of a notebook; returns its text and the programs in it.
 
     The cells are one program, as they are when the notebook runs. Raises UnreadableSourceError for
@@ -285,7 +265,7 @@ def rewrite_notebook(text: str, rewrite: _Rewrite) -> tuple[str, list[Rewritten]
     notebook = _loaded(text)
     cells = [cell for cell in notebook["cells"] if cell.get("cell_type") == "code"]
     sources = ["".join(cell.get("source", ())) for cell in cells]
-    programs: list[Rewritten] = []
+    programs: list[str] = []
     new = list(sources)
     joined: list[str] = []
     magics: list[str] = []
@@ -294,11 +274,11 @@ def rewrite_notebook(text: str, rewrite: _Rewrite) -> tuple[str, list[Rewritten]
             head, _, body = source.partition("\n")
             if _error_line(body) is None:
                 programs.append(rewrite(body))
-                new[index] = f"{head}\n{programs[-1].after}"
+                new[index] = f"{head}\n{programs[-1]}"
         elif (code := _without_magics(source, magics)) is not None:
             joined.append(f"{_CELL}({index})\n{code}\n")
     programs.append(rewrite("".join(joined)))
-    for index, code in _split(programs[-1].after):
+    for index, code in _split(programs[-1]):
         # The line break after the last line is not part of a cell.
         new[index] = _MAGIC_CALL.sub(lambda match: magics[int(match[1])], code[:-1])
     if new == sources:
@@ -444,11 +424,10 @@ def migrate_file(path: Path) -> FileReport:
         with path.open(encoding="utf-8", newline="") as file:
             text = file.read()
         if path.suffix == ".ipynb":
-            after, programs = rewrite_notebook(text, rewrite)
-            code = "\n".join(program.after for program in programs)
-            marks = tuple((0, mark) for _, mark in _marks(code))
+            after, programs = rewrite_notebook(text)
+            marks = tuple((0, mark) for _, mark in _marks("\n".join(programs)))
         else:
-            after = rewrite(text).after
+            after = rewrite(text)
             marks = tuple(_marks(after))
     except UnicodeDecodeError as error:
         return FileReport(path, error=f"It is not text in UTF-8: {error.reason}.")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
-import json
 import select
 import socket
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stratagem.errors import explain
-from stratagem.group.authentication.connections import MAX_FRAME_BYTES, frame, reach
+from stratagem.group.authentication.connections import MAX_FRAME_BYTES, frame, framed, reach
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.peer_connections import (
     Brokenness,
@@ -40,13 +39,7 @@ def receive_message(connection: socket.socket, limit_s: float) -> dict[str, Any]
     size = int.from_bytes(_receive(connection, 4), "big")
     if size > MAX_FRAME_BYTES:
         raise ConnectionError(f"received a frame of {size} bytes, which is too large")
-    try:
-        message = json.loads(_receive(connection, size))
-    except ValueError as error:
-        raise ConnectionError(f"received no message: {error}") from error
-    if not isinstance(message, dict):
-        raise ConnectionError("received a frame that holds no JSON object")
-    return message
+    return framed(_receive(connection, size))
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
