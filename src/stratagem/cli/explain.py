@@ -42,9 +42,16 @@ def command(code: str | None, *, as_json: bool) -> None:
         else:
             show(_listing())
         return
-    name = _normalized(code)
+    name = code.strip().upper()
+    name = f"SG{name}" if name.isdigit() else name
     if name not in pages:
-        raise click.UsageError(f"There is no error code {code!r}. {_suggestion(name, pages)}")
+        close = difflib.get_close_matches(name, pages, n=3, cutoff=0.7)
+        meant = (
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else "`stratagem explain` lists all codes."
+        )
+        raise click.UsageError(f"There is no error code {code!r}. {meant}")
     text = _without_links(pages[name])
     if as_json:
         print_json({"code": name, "title": _title(pages[name]), "text": text})
@@ -70,18 +77,6 @@ def _table() -> str:
     """Returns the page with the table of all codes; "" if it is not installed."""
     path = _folder() / "index.md"
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _normalized(code: str) -> str:
-    name = code.strip().upper()
-    return f"SG{name}" if name.isdigit() else name
-
-
-def _suggestion(name: str, pages: dict[str, str]) -> str:
-    close = difflib.get_close_matches(name, pages, n=3, cutoff=0.7)
-    if not close:
-        return "`stratagem explain` lists all codes."
-    return f"Did you mean {' or '.join(close)}?"
 
 
 def _title(page: str) -> str:

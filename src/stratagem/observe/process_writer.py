@@ -218,19 +218,12 @@ def _new_waits() -> StepWaits:
 
 
 def _open_writer(run_dir: str) -> EventWriter:
-    resolver = detect()
-    if resolver is None:
-        return EventWriter(run_dir, "worker", 0, num_processes=1, age_s=_age_s())
-    task_type = resolver.task_type or "worker"
-    # A parameter server is not part of the training group.
-    num_processes = 1 if task_type == "ps" else resolver.processes().num_processes
-    return EventWriter(
-        run_dir,
-        task_type,
-        resolver.task_id or 0,
-        num_processes=num_processes,
-        age_s=_age_s(),
-    )
+    task_type, index, count = "worker", 0, 1
+    if (resolver := detect()) is not None:
+        task_type, index = resolver.task_type or "worker", resolver.task_id or 0
+        # A parameter server is not part of the training group.
+        count = 1 if task_type == "ps" else resolver.processes().num_processes
+    return EventWriter(run_dir, task_type, index, num_processes=count, age_s=_age_s())
 
 
 def _age_s() -> float:

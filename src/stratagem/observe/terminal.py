@@ -120,18 +120,14 @@ def show_account(account: Account, console: Console | None = None) -> None:
     for line in (*goodput_lines(account), counts_line(account), changes_line(account)):
         if line:
             console.print(line, highlight=False)
-    console.print(_time_table(account))
+    table = table_of("Time", "cause", ">time", ">share", "meaning")
+    for row in time_rows(account):
+        table.add_row(*row)
+    console.print(table)
     if account.failures:
         console.print(_failure_table(account))
     for problem in account.problems:
         console.print(Text(f"Unreadable: {problem}"), style="dim")
-
-
-def _time_table(account: Account) -> Table:
-    table = table_of("Time", "cause", ">time", ">share", "meaning")
-    for row in time_rows(account):
-        table.add_row(*row)
-    return table
 
 
 def table_of(title: str, *columns: str) -> Table:

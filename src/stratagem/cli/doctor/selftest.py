@@ -115,10 +115,12 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
     """Runs a case and compares its weights with the reference."""
     if case.needs is not None and importlib.util.find_spec(case.needs) is None:
         return CaseOutcome(case, problem=f"{case.needs} is not installed", is_skipped=True)
+    launcher = ["-m", "stratagem", "launch", "--workers", str(case.num_workers)]
+    program = [*(launcher if case.num_workers else ()), "-m", "stratagem.cli.doctor.selftest"]
     started_s = time.monotonic()
     try:
         finished = subprocess.run(  # noqa: S603 - our own program
-            _command(case),
+            [sys.executable, *program, case.name],
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -139,12 +141,6 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
     largest = max(float(np.abs(one["weights"] - trained_weights()).max()) for one in found)
     problem = "" if largest <= _TOLERANCE else f"weights differ by {largest:.1e}"
     return CaseOutcome(case, largest, found[-1]["replicas"], wall_s, problem)
-
-
-def _command(case: Case) -> list[str]:
-    program = ["-m", "stratagem.cli.doctor.selftest", case.name]
-    launcher = ["-m", "stratagem", "launch", "--workers", str(case.num_workers)]
-    return [sys.executable, *(launcher if case.num_workers else ()), *program]
 
 
 def _error_of(finished: subprocess.CompletedProcess[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,10 +19,7 @@ _OF_LAUNCHERS = {
     *("STRATAGEM_SECRET", "STRATAGEM_CONFIG"),
     *(setting.variable for setting in SETTINGS.values() if not setting.meaning),
 }
-# The second one is its name since JAX 0.10; JAX refuses both together.
-_FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
-_ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
-_ALLOCATORS = ("default", "platform", "bfc", "cuda_async", "vmm")
+# JAX refuses other wrong variables of its memory by itself, as the check of devices shows.
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _BOOLEANS = ("", "true", "True", "1", "false", "False", "0")
 _WITHOUT_EFFECT = {
@@ -44,11 +40,14 @@ def check_settings(
     variables: Mapping[str, str], keras_config: Path | None = None
 ) -> Iterator[Finding]:
     """Checks environment variables, and Keras's configuration, by default `~/.keras/keras.json`."""
-    findings = [
-        *_check_backend(variables, keras_config),
-        *_check_own(variables),
-        *_check_memory(variables),
-    ]
+    findings = [*_check_backend(variables, keras_config), *_check_own(variables)]
+    if (text := variables.get(_PREALLOCATE, "")) not in _BOOLEANS:
+        findings.append(
+            warning(
+                f"{_PREALLOCATE}={text} counts as true: JAX takes most of the device's memory.",
+                f"set {_PREALLOCATE}=false, or unset it.",
+            )
+        )
     for name, instead in _WITHOUT_EFFECT.items():
         if name in variables:
             findings.append(note(f"{name} has no effect here: {instead} is the setting of JAX."))
@@ -148,27 +147,3 @@ def _check_own(variables: Mapping[str, str]) -> Iterator[Finding]:
         except ValueError as wrong:
             fix = f"{known[name].meaning} Default: {known[name].default}."
             yield error(f"{name}: {str(wrong).splitlines()[0]}", fix)
-
-
-def _check_memory(variables: Mapping[str, str]) -> Iterator[Finding]:
-    given = [name for name in _FRACTIONS if variables.get(name)]
-    for name in given:
-        text = variables[name]
-        if not re.fullmatch(r"0*\.0*[1-9]\d*", text):
-            yield error(
-                f"{name}={text} is no fraction of the device's memory.",
-                "set a number above 0 and below 1, or unset it for 0.75.",
-            )
-    if len(given) > 1:
-        text = f"{given[0]} and {given[1]} are both set; JAX stops on a GPU."
-        yield error(text, f"unset {given[0]}, the old name.")
-    if (allocator := variables.get(_ALLOCATOR, "default")).lower() not in _ALLOCATORS:
-        yield error(
-            f"{_ALLOCATOR}={allocator} is not an allocator of JAX.",
-            f"set one of {', '.join(_ALLOCATORS)}, or unset it.",
-        )
-    if (text := variables.get(_PREALLOCATE, "")) not in _BOOLEANS:
-        yield warning(
-            f"{_PREALLOCATE}={text} counts as true: JAX takes most of the device's memory.",
-            f"set {_PREALLOCATE}=false, or unset it.",
-        )

@@ -74,7 +74,6 @@ _VARIABLES = (
 )
 # JAX is started for the facts, and has two minutes for that.
 _STEP_LIMIT_S = 180.0
-_LIMIT_NAME = "a limit of the doctor"
 _NUM_READINGS = 5
 # Connections that a process tries at once: a gate cuts handshakes short beyond 64 of an address.
 _MOST_AT_ONCE = 32
@@ -198,7 +197,7 @@ def _exchange_all(
             connection.send(str(own).encode())
 
     def exchange(name: str, value: object, limit_s: float = _STEP_LIMIT_S) -> list[Any]:
-        return group.exchange(name, value, timeout_s=limit_s, setting=_LIMIT_NAME)
+        return group.exchange(name, value, timeout_s=limit_s, setting="a limit of the doctor")
 
     listeners, places = _listeners(group, credentials)
     with Gate(listeners, credentials, tell_number, purpose=_PURPOSE):

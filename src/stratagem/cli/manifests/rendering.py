@@ -163,7 +163,7 @@ def _environment(jinja2_module: types.ModuleType) -> Any:
     )
     environment.globals["new_secret"] = new_secret
     environment.filters |= {
-        "literal": _literal,
+        "literal": lambda value: str(value).replace("$", "$$"),
         "quoted": _quoted,
         "shell": shlex.quote,
         "shell_words": _shell_words,
@@ -202,10 +202,6 @@ def _quoted(value: object) -> str:
             for letter in str(value)
         )
     )
-
-
-def _literal(value: object) -> str:
-    return str(value).replace("$", "$$")
 
 
 def _shell_words(value: object) -> list[str]:

@@ -278,7 +278,8 @@ def rewrite_notebook(text: str) -> tuple[str, list[str]]:
         elif (code := _without_magics(source, magics)) is not None:
             joined.append(f"{_CELL}({index})\n{code}\n")
     programs.append(rewrite("".join(joined)))
-    for index, code in _split(programs[-1]):
+    _, *parts = _CELL_LINE.split(programs[-1])
+    for index, code in zip(map(int, parts[::2]), parts[1::2], strict=True):
         # The line break after the last line is not part of a cell.
         new[index] = _MAGIC_CALL.sub(lambda match: magics[int(match[1])], code[:-1])
     if new == sources:
@@ -333,11 +334,6 @@ def _error_line(code: str) -> int | None:
     except ValueError:  # a null byte
         return 0
     return None
-
-
-def _split(program: str) -> list[tuple[int, str]]:
-    _, *parts = _CELL_LINE.split(program)
-    return [(int(index), code) for index, code in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _dumped(notebook: dict[str, Any], text: str) -> str:

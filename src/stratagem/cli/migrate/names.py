@@ -39,7 +39,8 @@ def converted(call: CallRule, arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
             kept.append(argument)
             continue
         used.add(spec.old)
-        if spec.refused and not _is_none(argument.value):
+        is_none = isinstance(value := argument.value, cst.Name) and value.value in ("None", "False")
+        if spec.refused and not is_none:
             raise ArgumentsRefusedError(spec.old)
         if spec.refused or not spec.new:
             is_in_order = False
@@ -100,10 +101,6 @@ def _spec_of(
     if argument.keyword is not None:
         return specs.get(argument.keyword.value)
     return call.arguments[index] if index < len(call.arguments) else None
-
-
-def _is_none(value: cst.BaseExpression) -> bool:
-    return isinstance(value, cst.Name) and value.value in ("None", "False")
 
 
 def _with_keyword(argument: cst.Arg, keyword: str | None) -> cst.Arg:
@@ -172,10 +169,8 @@ def device_list(call: cst.Call, context: FileContext) -> cst.BaseExpression:
 
 
 def _without_last_comma(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
-    *rest, last = arguments or [None]
-    if last is None:
-        return []
-    return [*(one for one in rest if one), last.with_changes(comma=cst.MaybeSentinel.DEFAULT)]
+    last = [one.with_changes(comma=cst.MaybeSentinel.DEFAULT) for one in arguments[-1:]]
+    return [*arguments[:-1], *last]
 
 
 _PAGE = "docs/migrate/tool.md"

@@ -139,10 +139,12 @@ class GradientCall:
 def find_gradients(statements: Sequence[cst.BaseStatement], tape: str) -> list[GradientCall]:
     """Returns the statements that ask a tape for gradients; raises UnusualTapeError for others."""
     found: list[GradientCall] = []
+    gradient = m.Call(func=m.Attribute(value=m.Name(tape), attr=m.Name("gradient")))
+    keyword = m.Arg(value=m.Name(tape), keyword=m.Name("tape"))
+    arguments = [m.ZeroOrMore(), keyword, m.ZeroOrMore()]
+    minimize = m.Call(func=m.Attribute(attr=m.Name("minimize")), args=arguments)
     for index, one in enumerate(statements):
-        call = _gradient_of(tape)
-        calls = m.findall(one, call)
-        minimized = m.findall(one, _minimize_with(tape))
+        calls, minimized = m.findall(one, gradient), m.findall(one, minimize)
         if not calls and not minimized:
             continue
         if not isinstance(one, cst.SimpleStatementLine) or len(one.body) != 1:
@@ -153,17 +155,6 @@ def find_gradients(statements: Sequence[cst.BaseStatement], tape: str) -> list[G
         node = cst.ensure_type((calls or minimized)[0], cst.Call)
         found.append(make(index, tape, one, node))
     return found
-
-
-def _gradient_of(tape: str) -> m.Call:
-    return m.Call(func=m.Attribute(value=m.Name(tape), attr=m.Name("gradient")))
-
-
-def _minimize_with(tape: str) -> m.Call:
-    keyword = m.Arg(value=m.Name(tape), keyword=m.Name("tape"))
-    return m.Call(
-        func=m.Attribute(attr=m.Name("minimize")), args=[m.ZeroOrMore(), keyword, m.ZeroOrMore()]
-    )
 
 
 def _from_gradient(

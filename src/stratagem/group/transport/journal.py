@@ -23,7 +23,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any
 
 from stratagem import settings
 from stratagem.errors import DataLossError, UnavailableError, explain
@@ -163,13 +163,7 @@ class _Messages(Sequence[Message]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
+    def __getitem__(self, index: Any) -> Any:
         begin, end = self._places[index]
         try:
             return unpack(frames_in(self.part(begin, end)))
@@ -419,19 +413,7 @@ def remove_journal(journal: Path) -> None:
 def sweep_journals(base: Path) -> None:
     """Removes this user's journal folders in `base` that no process has used for a day."""
     for folder in own_folders(base, "*"):
-        newest_s = min((_age_s(path) for path in (folder, *_files(folder))), default=0.0)
-        if newest_s > _ABANDONED_S and are_free(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _files(folder: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return list(folder.iterdir())
-    return []
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.lstat().st_mtime
-    except OSError:  # removed meanwhile
-        return 0.0
+        with contextlib.suppress(OSError):  # something was removed meanwhile
+            newest_s = max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
+            if time.time() - newest_s > _ABANDONED_S and are_free(folder):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -177,10 +177,6 @@ def test_clean_environment_is_fine(tmp_path: Path) -> None:
         ),
         ("STRATAGEM_LOG_LEVEL", "loud", Level.ERROR, "not a log level", "Default: auto."),
         ("STRATAGEM_PEER_TIMEOUT_S", "soon", Level.ERROR, "not a time limit", "Default: 30.0"),
-        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "1.5", Level.ERROR, "no fraction", "below 1"),
-        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "80%", Level.ERROR, "no fraction", "below 1"),
-        ("XLA_CLIENT_MEM_FRACTION", "0", Level.ERROR, "no fraction", "below 1"),
-        ("XLA_PYTHON_CLIENT_ALLOCATOR", "bfs", Level.ERROR, "not an allocator", "set one of"),
         ("XLA_PYTHON_CLIENT_PREALLOCATE", "no", Level.WARNING, "counts as true", "=false"),
         ("NCCL_P2P_DISABLE", "1", Level.WARNING, "through host memory", "unset"),
         ("JAX_DISABLE_JIT", "true", Level.WARNING, "nothing is compiled", "unset"),
@@ -194,13 +190,6 @@ def test_mistake_is_named_with_its_fix(
     assert finding.level is level
     assert text in finding.text
     assert fix in finding.fix
-
-
-def test_both_names_of_one_setting_are_an_error(tmp_path: Path) -> None:
-    names = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
-    (finding,) = _check(dict.fromkeys(names, "0.5"), tmp_path)
-    assert finding.level is Level.ERROR
-    assert finding.fix == "unset XLA_PYTHON_CLIENT_MEM_FRACTION, the old name."
 
 
 @pytest.mark.parametrize(
