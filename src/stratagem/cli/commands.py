@@ -25,7 +25,8 @@ class Commands(click.Group):
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Adds a command, with the options that all commands share."""
-        if not isinstance(cmd, click.Group) and not _has_verbosity(cmd):
+        is_complete = any(one.name == "verbose" for one in cmd.params)  # of a group with two names
+        if not isinstance(cmd, click.Group) and not is_complete:
             cmd.params += [_verbose_option(), _quiet_option()]
         super().add_command(cmd, name)
 
@@ -95,10 +96,6 @@ def _quiet_option() -> click.Option:
         callback=_choose_quiet,
         help="Show no warnings and no progress.",
     )
-
-
-def _has_verbosity(command: click.Command) -> bool:
-    return any(parameter.name == "verbose" for parameter in command.params)
 
 
 def _choose_verbose(context: click.Context, _: click.Parameter, count: int) -> None:

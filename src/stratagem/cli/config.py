@@ -28,6 +28,10 @@ _ASKED = (
     "log_dir",
     "run_dir",
 )
+_HEADER = (
+    "# Options of `stratagem launch --config FILE`. The command line and the environment take\n"
+    "# precedence."
+)
 _OTHERS = "# Settings of the library, with their defaults: remove the # of a line to set it."
 
 
@@ -124,7 +128,7 @@ def _setting_value(setting: Setting, written: str | None) -> tuple[object, Param
 
 def default_text() -> str:
     """Returns a TOML file with every key; settings and options without a default are comments."""
-    options, others = [_header(), ""], [_OTHERS, ""]
+    options, others = [_HEADER, ""], [_OTHERS, ""]
     for setting in SETTINGS.values():
         description, default = f"# {setting.description}", setting.default
         if not setting.is_option:
@@ -146,12 +150,8 @@ def show_values(values: list[EffectiveValue], *, as_json: bool) -> None:
 
     table = Table("name", "value", "source")
     for one in values:
-        table.add_row(one.name, _shown(one.value), one.source)
+        table.add_row(one.name, "-" if one.value is None else _toml(one.value), one.source)
     Console(highlight=False, markup=False).print(table)
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else _toml(value)
 
 
 def _write(path: Path, text: Callable[[], str], *, force: bool) -> None:
@@ -167,7 +167,7 @@ def _write(path: Path, text: Callable[[], str], *, force: bool) -> None:
 
 
 def _asked_text() -> str:
-    lines = [_header(), ""]
+    lines = [_HEADER, ""]
     for name in _ASKED:
         answer = _ask(SETTINGS[name])
         if answer is not None:
@@ -177,24 +177,17 @@ def _asked_text() -> str:
 
 def _ask(setting: Setting) -> object:
     option = next(one for one in launch_command.params if one.name == setting.name)
-    question, default = setting.description.rstrip("."), setting.default
-    if isinstance(default, bool):
-        return click.confirm(question, default=default, err=True)
-    if default is not None:
-        return click.prompt(question, default=default, type=option.type, err=True)
+    has_default = setting.default is not None
 
-    def convert(text: str) -> object:
-        return option.type.convert(text, option, None) if text else None
+    def convert(text: object) -> object:
+        return None if text == "" else option.type.convert(text, option, None)
 
     return click.prompt(
-        f"{question} (empty: none)", default="", show_default=False, value_proc=convert, err=True
-    )
-
-
-def _header() -> str:
-    return (
-        "# Options of `stratagem launch --config FILE`. The command line and the environment take\n"
-        "# precedence."
+        setting.description.rstrip(".") + ("" if has_default else " (empty: none)"),
+        default=setting.default if has_default else "",
+        show_default=has_default,
+        value_proc=convert,
+        err=True,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,8 +27,15 @@ def show(*, as_json: bool = False) -> None:
         f"JAX {jax.__version__} on {jax.default_backend()}, "
         f"process {jax.process_index()} of {jax.process_count()}"
     )
-    console.print(_device_table(devices, names))
-    console.print(_strategy_table(names))
+    table = Table("device", "kind", "memory", title="Local devices", title_justify="left")
+    for name, device in zip(names, devices, strict=True):
+        table.add_row(name, device.device_kind, memory_text(device))
+    console.print(table)
+    table = Table("strategy", "replicas", "devices", title="Strategies", title_justify="left")
+    table.add_row("none (default)", "1", f"{names[0]}, or JAX's default device")
+    for call, used in _devices_by_strategy(names).items():
+        table.add_row(call, str(len(used)), ", ".join(used))
+    console.print(table)
     if len(devices) == 1:
         console.print('More replicas on one CPU: MirroredStrategy(["cpu:0", "cpu:1"])', style="dim")
 
@@ -39,12 +45,8 @@ def device_names(devices: Iterable[jax.Device]) -> list[str]:
 
     The devices of each platform must be in JAX's order, from its first one on.
     """
-    seen: Counter[str] = Counter()
-    names: list[str] = []
-    for device in devices:
-        names.append(f"{device.platform}:{seen[device.platform]}")
-        seen[device.platform] += 1
-    return names
+    platforms = [device.platform for device in devices]
+    return [f"{one}:{platforms[:place].count(one)}" for place, one in enumerate(platforms)]
 
 
 def memory_text(device: jax.Device) -> str:
@@ -80,18 +82,3 @@ def _devices_by_strategy(names: Sequence[str]) -> dict[str, list[str]]:
         f'OneDeviceStrategy("{names[0]}")': [names[0]],
         "MirroredStrategy()": list(names),
     }
-
-
-def _device_table(devices: Sequence[jax.Device], names: Sequence[str]) -> Table:
-    table = Table("device", "kind", "memory", title="Local devices", title_justify="left")
-    for name, device in zip(names, devices, strict=True):
-        table.add_row(name, device.device_kind, memory_text(device))
-    return table
-
-
-def _strategy_table(names: Sequence[str]) -> Table:
-    table = Table("strategy", "replicas", "devices", title="Strategies", title_justify="left")
-    table.add_row("none (default)", "1", f"{names[0]}, or JAX's default device")
-    for call, used in _devices_by_strategy(names).items():
-        table.add_row(call, str(len(used)), ", ".join(used))
-    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 from pathlib import Path
 
@@ -41,9 +42,16 @@ def command(code: str | None, *, as_json: bool) -> None:
         else:
             show(_listing())
         return
-    name = _normalized(code)
+    name = code.strip().upper()
+    name = f"SG{name}" if name.isdigit() else name
     if name not in pages:
-        raise click.UsageError(f"There is no error code {code!r}. {_suggestion(name, pages)}")
+        close = difflib.get_close_matches(name, pages, n=3, cutoff=0.7)
+        meant = (
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else "`stratagem explain` lists all codes."
+        )
+        raise click.UsageError(f"There is no error code {code!r}. {meant}")
     text = _without_links(pages[name])
     if as_json:
         print_json({"code": name, "title": _title(pages[name]), "text": text})
@@ -71,18 +79,6 @@ def _table() -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def _normalized(code: str) -> str:
-    name = code.strip().upper()
-    return f"SG{name}" if name.isdigit() else name
-
-
-def _suggestion(name: str, pages: dict[str, str]) -> str:
-    close = difflib.get_close_matches(name, pages, n=3, cutoff=0.7)
-    if not close:
-        return "`stratagem explain` lists all codes."
-    return f"Did you mean {' or '.join(close)}?"
-
-
 def _title(page: str) -> str:
     """Returns the heading of a page without its code."""
     return page.partition("\n")[0].partition(": ")[2]
@@ -106,19 +102,9 @@ def _without_links(page: str) -> str:
         text, target = match.groups()
         if target.startswith(("http:", "https:")) or text == Path(target).stem:
             return text if text == Path(target).stem else match[0]
-        return f"{text} ({_path_in_docs(target)})"
+        return f"{text} ({posixpath.normpath(f'docs/reference/errors/{target}')})"
 
     return _LINK.sub(replaced, page)
-
-
-def _path_in_docs(target: str) -> str:
-    parts = ["docs", "reference", "errors"]
-    for part in target.split("/"):
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
 
 
 def show(text: str) -> None:

@@ -362,15 +362,8 @@ class Connection:
     async def _beat(self) -> None:
         interval_s = min(1.0, self._limits.peer_s / 5)
         while True:
-            position = self._position()
-            beat = {
-                "kind": "beat",
-                "position": position.kind.value,
-                "name": position.name,
-                "step": position.step,
-                "moves": position.moves,
-                "calls": position.calls,
-            }
+            position = dataclasses.asdict(self._position())
+            beat = {**position, "kind": "beat", "position": position["kind"].value}
             # After what the program has sent before it came there.
             self._loop.call_soon(self._write, beat)
             await asyncio.sleep(interval_s)

@@ -55,7 +55,8 @@ class Link:
     def of(own: str, writer: asyncio.StreamWriter) -> Link:
         """Returns the link of a connection that process 0 has accepted."""
         ends = [writer.get_extra_info(end)[0] for end in ("peername", "sockname")]
-        return Link(own, *map(_plain, ends))
+        # A dual-stack socket accepts IPv4 addresses with a prefix.
+        return Link(own, *(address.removeprefix("::ffff:") for address in ends))
 
 
 def reachable_addresses(links: Sequence[Link]) -> list[str]:
@@ -76,11 +77,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def _plain(address: str) -> str:
-    """Strips the prefix of an IPv4 address that a dual-stack socket accepted."""
-    return address.removeprefix("::ffff:")
 
 
 # Exchanges of values between all processes, collected and checked by process 0.
@@ -443,10 +439,6 @@ class Hub:
         for member, address in zip(self._members, reachable_addresses(links), strict=True):
             self._send([member], {"kind": "welcome", "address": address})
 
-    def _send_progress(self) -> None:
-        missing = self._missing()
-        self._send_all({"kind": "progress", "num_missing": len(missing), "missing": named(missing)})
-
     def _missing(self) -> list[str]:
         return [self._members[index].label for index in sorted(self._absent)]
 
@@ -522,7 +514,9 @@ class Hub:
                 sent_at = now
                 self._send_all({"kind": "beat"})
                 if not self._is_complete:
-                    self._send_progress()
+                    missing = self._missing()
+                    progress = {"num_missing": len(missing), "missing": named(missing)}
+                    self._send_all({"kind": "progress", **progress})
 
     def _judge(self) -> None:
         if self._verdict is not None:

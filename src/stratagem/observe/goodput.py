@@ -5,7 +5,6 @@ Does not import JAX.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import heapq
 import itertools
@@ -13,6 +12,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from stratagem.observe.events import (
     EndEvent,
@@ -28,9 +29,7 @@ from stratagem.observe.history import (
     Failure,
     History,
     RetainedSteps,
-    Startup,
     StepInterval,
-    StepTimes,
     failures_of,
     history_of,
 )
@@ -135,7 +134,8 @@ def member_changes(processes: Iterable[ProcessEvents]) -> tuple[MemberChange, ..
 def _merged(group: _Reports) -> MemberChange:
     """Returns the change that takes longest; one that joins reports neither losses nor a pause."""
     reports = group.by_process.values()
-    resumed_s, event = max(reports, key=lambda one: (_length_s(one[1]), _num_named(one[1]), one[0]))
+    ordered = ((_length_s(one), len(one.lost + one.joined), at_s, one) for at_s, one in reports)
+    _, _, resumed_s, event = max(ordered, key=lambda one: one[:3])
     return MemberChange(
         at_s=resumed_s - _length_s(event),
         lost=tuple(event.lost),
@@ -151,10 +151,6 @@ def _merged(group: _Reports) -> MemberChange:
 def _length_s(event: MembersEvent) -> float:
     """Returns the time of the pause and of the step after it; 0 if unknown."""
     return 0.0 if event.pause_s is None else event.pause_s + (event.step_s or 0.0)
-
-
-def _num_named(event: MembersEvent) -> int:
-    return len(event.lost) + len(event.joined)
 
 
 def lost_processes(
@@ -254,7 +250,9 @@ def spans_of(
     """
     begin_s, first_start_s, end_s = times_s
     layers = [_Layer(begin_s, first_start_s, _STARTING)]
-    training = _TrainingTimes(histories if changes else ())
+    intervals = [one for history in histories if changes for one in history.intervals]
+    steps_s = np.array([(one.begin_s, one.end_s) for one in intervals if not one.is_first])
+    begins_s, ends_s = steps_s.reshape(-1, 2).T
     for history in histories:
         for one in history.intervals:
             if not one.is_first:
@@ -268,7 +266,7 @@ def spans_of(
             layers.append(_Layer(stall.begin_s, stall.end_s, rank))
         for startup in history.startups:
             # The start of a member while the others train is none of the run.
-            if not changes or not training.has_steps_in(startup):
+            if not ((begins_s >= startup.begin_s) & (ends_s <= startup.end_s)).any():
                 rank = _STARTING if startup.is_start else _RESTARTING
                 layers.append(_Layer(startup.begin_s, startup.end_s, rank))
     for change in changes:
@@ -290,27 +288,6 @@ class _Layer:
     rank: int
     share: float = 1.0
     snapshot_share: float = 0.0
-
-
-class _TrainingTimes:
-    """Finds steps, except first ones, within an interval."""
-
-    def __init__(self, histories: Iterable[History]) -> None:
-        ordered = sorted(
-            (interval.begin_s, interval.end_s)
-            for history in histories
-            for interval in history.intervals
-            if not interval.is_first
-        )
-        self._begins_s = [begin_s for begin_s, _ in ordered]
-        ends_s = (end_s for _, end_s in reversed(ordered))
-        self._earliest_ends_s = list(itertools.accumulate(ends_s, min))[::-1]
-
-    def has_steps_in(self, startup: Startup) -> bool:
-        """Returns True if steps began and ended in it."""
-        index = bisect.bisect_left(self._begins_s, startup.begin_s)
-        ends_s = self._earliest_ends_s[index : index + 1]
-        return any(end_s <= startup.end_s for end_s in ends_s)
 
 
 def _merged_spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:
@@ -484,8 +461,7 @@ def account_for(run: RunEvents) -> Account:
     retained = RetainedSteps(point for history in histories for point in history.resume_points)
     changes = member_changes(trainers)
     lost = lost_processes(trainers, changes)
-    stalls = [stall for history in histories for stall in history.stalls]
-    failures = failures_of(group, StepTimes(intervals), stalls, lost=lost)
+    failures = failures_of(group, histories, lost=lost)
     times_s = begin_s, _, end_s = _bounds(group)
     spans = spans_of(histories, failures, changes, retained, times_s=times_s)
     return Account(

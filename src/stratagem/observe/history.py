@@ -69,28 +69,25 @@ class Startup:
 class History:
     """Activity of one process: steps, resume points, checkpoint stalls and startups."""
 
-    intervals: tuple[StepInterval, ...]
-    resume_points: tuple[ResumePoint, ...]
-    stalls: tuple[CheckpointStall, ...]
-    startups: tuple[Startup, ...]
+    stalls: list[CheckpointStall]
+    intervals: list[StepInterval] = dataclasses.field(default_factory=list[StepInterval])
+    resume_points: list[ResumePoint] = dataclasses.field(default_factory=list[ResumePoint])
+    startups: list[Startup] = dataclasses.field(default_factory=list[Startup])
 
 
 def history_of(process: ProcessEvents) -> History:
     """Derives the history of a process from its events."""
-    stalls = _stalls(process)
-    stalled = _StallIndex(stalls)
-    intervals: list[StepInterval] = []
-    resume_points: list[ResumePoint] = []
-    startups: list[Startup] = []
+    found = History(stalls=_stalls(process))
+    stalled = _StallIndex(found.stalls)
     begin_s, is_start, restored_step, has_steps = process.at_s(process.start), True, None, False
     for event in process.events:
         at_s = process.at_s(event)
         if isinstance(event, StepEvent):
-            intervals.append(_interval(event, at_s, stalled, is_first=not has_steps))
+            found.intervals.append(_interval(event, at_s, stalled, is_first=not has_steps))
             if not has_steps:
                 step = event.step - event.num_steps if restored_step is None else restored_step
-                resume_points.append(ResumePoint(at_s=begin_s, step=step))
-                startups.append(Startup(begin_s=begin_s, end_s=at_s, is_start=is_start))
+                found.resume_points.append(ResumePoint(at_s=begin_s, step=step))
+                found.startups.append(Startup(begin_s=begin_s, end_s=at_s, is_start=is_start))
             has_steps = True
         elif isinstance(event, RestoredEvent | FailureEvent):
             if has_steps:
@@ -99,15 +96,10 @@ def history_of(process: ProcessEvents) -> History:
                 restored_step = event.step
     if not has_steps:
         end_s = process.at_s(process.events[-1])
-        startups.append(Startup(begin_s=begin_s, end_s=end_s, is_start=is_start))
+        found.startups.append(Startup(begin_s=begin_s, end_s=end_s, is_start=is_start))
         if restored_step is not None:
-            resume_points.append(ResumePoint(at_s=begin_s, step=restored_step))
-    return History(
-        intervals=tuple(intervals),
-        resume_points=tuple(resume_points),
-        stalls=tuple(stalls),
-        startups=tuple(startups),
-    )
+            found.resume_points.append(ResumePoint(at_s=begin_s, step=restored_step))
+    return found
 
 
 def _interval(
@@ -181,48 +173,6 @@ class RetainedSteps:
         return max(0, interval.num_steps - behind)
 
 
-class StepTimes:
-    """Completion times of steps over all processes, evenly spaced within an interval."""
-
-    def __init__(self, intervals: Iterable[StepInterval]) -> None:
-        self._intervals = sorted(intervals, key=lambda interval: interval.end_s)
-        self._ends_s = [interval.end_s for interval in self._intervals]
-        self._longest_s = max(
-            (interval.end_s - interval.begin_s for interval in self._intervals), default=0.0
-        )
-
-    def last_s(self, time_s: float) -> float | None:
-        """Returns when the last step at or before `time_s` finished, or None."""
-        index = bisect.bisect_right(self._ends_s, time_s)
-        before = [self._ends_s[index - 1]] if index else []
-        for interval in self._reaching(time_s, index):
-            if interval.begin_s < time_s:
-                spacing_s, num_done = _spacing(interval, time_s)
-                if num_done >= 1:
-                    before.append(interval.begin_s + num_done * spacing_s)
-        return max(before, default=None)
-
-    def next_s(self, time_s: float) -> float | None:
-        """Returns when the first step after `time_s` finishes, or None."""
-        index = bisect.bisect_right(self._ends_s, time_s)
-        after = [self._ends_s[index]] if index < len(self._ends_s) else []
-        for interval in self._reaching(time_s, index):
-            spacing_s, num_done = _spacing(interval, max(time_s, interval.begin_s))
-            after.append(min(interval.end_s, interval.begin_s + (num_done + 1) * spacing_s))
-        return min(after, default=None)
-
-    def _reaching(self, time_s: float, index: int) -> Sequence[StepInterval]:
-        """Returns the intervals that end after `time_s` and may begin before it."""
-        last = bisect.bisect_right(self._ends_s, time_s + self._longest_s)
-        candidates = self._intervals[index : last + 1]
-        return [one for one in candidates if one.begin_s < one.end_s and not one.is_first]
-
-
-def _spacing(interval: StepInterval, time_s: float) -> tuple[float, int]:
-    spacing_s = (interval.end_s - interval.begin_s) / interval.num_steps
-    return spacing_s, int((time_s - interval.begin_s) / spacing_s)
-
-
 # Failures of a run, with their detection and recovery times.
 
 
@@ -278,8 +228,7 @@ class _FailureReport:
 
 def failures_of(
     processes: Sequence[ProcessEvents],
-    steps: StepTimes,
-    stalls: Iterable[CheckpointStall],
+    histories: Sequence[History],
     *,
     lost: Collection[StartEvent] = (),
 ) -> tuple[Failure, ...]:
@@ -288,9 +237,13 @@ def failures_of(
     Failures are reported by `failure` events and by `end` events with a nonzero code. Reports
     without a step in between count as one failure, unless the reporting process restored or started
     since. A process that restarts without any report also counts as a failure. `processes` are the
-    training processes and the launcher, ordered by start time. The ends of the `lost` ones, without
-    which others continue, are no failures.
+    training processes and the launcher, ordered by start time, and `histories` of the former. The
+    ends of the `lost` ones, without which others continue, are no failures.
+
+    A step counts when its line ends: at a failure and after a start, lines are written at once.
     """
+    steps_s = sorted(one.end_s for history in histories for one in history.intervals)
+    stalls = [stall for history in histories for stall in history.stalls]
     saves_s = sorted(stall.end_s for stall in stalls if not stall.failed)
     starts_s: dict[str, list[float]] = {}
     for process in processes:
@@ -305,7 +258,8 @@ def failures_of(
             lost_s[report.lost] = report.at_s
         is_over = last is None or (last.resumed_s is not None and last.resumed_s <= report.at_s)
         if last is None or is_over or report.life_s > last.told_s:
-            sign_s = steps.last_s(report.at_s) if is_over else None
+            num_done = bisect.bisect_right(steps_s, report.at_s)
+            sign_s = steps_s[num_done - 1] if is_over and num_done else None
             num_saved = bisect.bisect_right(saves_s, report.at_s)
             saved_s = saves_s[num_saved - 1 : num_saved]  # the last one; empty without one
             failures.append(
@@ -313,7 +267,7 @@ def failures_of(
                     told_s=report.at_s,
                     what=report.what,
                     sign_of_life_s=None if sign_s is None else max([sign_s, *saved_s]),
-                    resumed_s=steps.next_s(report.at_s),
+                    resumed_s=next(iter(steps_s[num_done : num_done + 1]), None),
                     silence_s=report.silence_s,
                 )
             )

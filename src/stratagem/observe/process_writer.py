@@ -16,7 +16,7 @@ from typing import SupportsFloat, TypeAlias
 from stratagem import environment
 from stratagem.cluster.detection import detect
 from stratagem.errors import INTERRUPTED
-from stratagem.observe.wait_clock import StepWaits, WaitReading, wait_clock
+from stratagem.observe.wait_clock import StepWaits, wait_clock
 from stratagem.observe.writer import EventWriter
 
 # A thread that records the memory of this process every few seconds, as a sign of life.
@@ -75,7 +75,7 @@ class _EventState:
     writer: EventWriter | None = None
     sampler: MemorySampler | None = None
     progress_s: float = -math.inf
-    waits: WaitReading | None = None  # at the last step of a custom loop
+    waits: StepWaits | None = None  # at the last step of a custom loop
     exit_code: int = 0
     reason: str | None = None
 
@@ -218,19 +218,12 @@ def _new_waits() -> StepWaits:
 
 
 def _open_writer(run_dir: str) -> EventWriter:
-    resolver = detect()
-    if resolver is None:
-        return EventWriter(run_dir, "worker", 0, num_processes=1, age_s=_age_s())
-    task_type = resolver.task_type or "worker"
-    # A parameter server is not part of the training group.
-    num_processes = 1 if task_type == "ps" else resolver.processes().num_processes
-    return EventWriter(
-        run_dir,
-        task_type,
-        resolver.task_id or 0,
-        num_processes=num_processes,
-        age_s=_age_s(),
-    )
+    task_type, index, count = "worker", 0, 1
+    if (resolver := detect()) is not None:
+        task_type, index = resolver.task_type or "worker", resolver.task_id or 0
+        # A parameter server is not part of the training group.
+        count = 1 if task_type == "ps" else resolver.processes().num_processes
+    return EventWriter(run_dir, task_type, index, num_processes=count, age_s=_age_s())
 
 
 def _age_s() -> float:

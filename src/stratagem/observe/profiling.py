@@ -28,6 +28,7 @@ from rich.text import Text
 
 from stratagem.errors import explain, invalid
 from stratagem.observe.hlo import computations_of
+from stratagem.observe.terminal import table_of
 
 __all__ = ["PARTS", "ProfileSummary", "ProfiledOperation", "read_profile"]
 
@@ -631,11 +632,8 @@ def _ms(seconds: float) -> str:
 
 
 def _parts_table(summary: ProfileSummary) -> Table:
-    table = Table(title="Time of a step" if summary.num_steps else "Time", title_justify="left")
-    table.add_column("part", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("meaning")
+    title = "Time of a step" if summary.num_steps else "Time"
+    table = table_of(title, "part", ">share", ">time", "meaning")
     for part, seconds in summary.parts_s.items():
         if seconds or part in ("compute", "collectives", "input", "host"):
             each_s = seconds / (summary.num_steps or 1)

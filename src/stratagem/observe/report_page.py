@@ -22,16 +22,18 @@ from stratagem.observe.events import (
     SaveEndedEvent,
     read_run,
 )
-from stratagem.observe.goodput import CAUSE_MEANINGS, CAUSES, Account, account_for
+from stratagem.observe.goodput import CAUSES, Account, account_for
 from stratagem.observe.history import history_of
 from stratagem.observe.stragglers import WorkerSummary, summaries_of
 from stratagem.observe.terminal import (
     CAUSE_COLORS,
+    cause_name,
     changes_line,
     counts_line,
+    duration_or_dash,
     duration_text,
     goodput_lines,
-    shown_causes,
+    time_rows,
 )
 
 if TYPE_CHECKING:
@@ -43,11 +45,8 @@ if TYPE_CHECKING:
 _NUM_COLUMNS = 80
 
 
-class Line(NamedTuple):
-    """Points of a line; a value that is not a number is a gap."""
-
-    times_s: Sequence[float]
-    values: Sequence[float]
+Line = list[tuple[float, float]]
+"""Times and values of a line; a value that is not a number is a gap."""
 
 
 def values_of(run: RunEvents, begin_s: float) -> dict[str, Line]:
@@ -59,12 +58,12 @@ def values_of(run: RunEvents, begin_s: float) -> dict[str, Line]:
         if isinstance(event, ProgressEvent)
     ]
     owners: dict[str, str] = {}
-    points: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, Line] = {}
     for at_s, task, event in sorted(found, key=lambda one: one[:2]):
         for name, value in event.values.items():
             if owners.setdefault(name, task) == task:
                 points.setdefault(name, []).append((at_s, math.nan if value is None else value))
-    return {name: _line(several) for name, several in points.items()}
+    return points
 
 
 def speed_of(run: RunEvents, account: Account) -> Line:
@@ -83,14 +82,14 @@ def speed_of(run: RunEvents, account: Account) -> Line:
                     counts[column] += one.num_steps * part_s / (end_s - begin_s)
     fastest = [max(column) for column in zip(*by_task.values(), strict=True)]
     if not any(fastest):
-        return Line((), ())
-    edges_s = [column * width_s for column in range(_NUM_COLUMNS + 1)]
-    return Line(edges_s, [count / width_s for count in (*fastest, fastest[-1])])
+        return []
+    columns = enumerate((*fastest, fastest[-1]))
+    return [(column * width_s, count / width_s) for column, count in columns]
 
 
 def memory_of(processes: Iterable[ProcessEvents], field: str, begin_s: float) -> dict[str, Line]:
     """Returns a line of GiB per task; a gap separates its processes."""
-    points: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, Line] = {}
     for process in processes:
         found = [
             (process.at_s(event) - begin_s, value / 1024**3)
@@ -100,7 +99,7 @@ def memory_of(processes: Iterable[ProcessEvents], field: str, begin_s: float) ->
         if found:
             line = points.setdefault(process.task, [])
             line += [(found[0][0], math.nan), *found] if line else found
-    return {task: _line(several) for task, several in points.items()}
+    return points
 
 
 def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float]]:
@@ -114,10 +113,6 @@ def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float
         for column, part_s in _columns(span.begin_s, span.end_s, width_s, num_columns):
             shares[span.cause][column] += part_s / width_s
     return shares
-
-
-def _line(points: Sequence[tuple[float, float]]) -> Line:
-    return Line([at_s for at_s, _ in points], [value for _, value in points])
 
 
 def _columns(
@@ -169,7 +164,7 @@ class Series(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to draw."""
-        return not any(line.values for line in self.lines.values())
+        return not any(self.lines.values())
 
 
 def series_of(run: RunEvents, account: Account) -> list[Series]:
@@ -177,9 +172,8 @@ def series_of(run: RunEvents, account: Account) -> list[Series]:
     values = values_of(run, account.begin_s)
     loss = {name: line for name, line in values.items() if "loss" in name}
     metrics = {name: line for name, line in values.items() if "loss" not in name}
-    times_s = [change.at_s for change in account.member_changes]
-    counts = [change.num_members for change in account.member_changes]
-    members = Line([*times_s, account.whole_s], [*counts, *counts[-1:]])
+    members = [(change.at_s, float(change.num_members)) for change in account.member_changes]
+    members += [(account.whole_s, members[-1][1])] if members else []
     hint = (
         "No values were recorded. `fit` records them at the end of each epoch; in your own loop, "
         'call sg.goodput.progress({"loss": loss}).'
@@ -270,7 +264,7 @@ def _draw_time(causes: Axes, goodput: Axes, account: Account, unit_s: float) -> 
     causes.stackplot(
         edges,
         [[*row, row[-1]] for row in shown.values()],  # a value holds until the next edge
-        labels=[_cause_name(cause) for cause in shown],
+        labels=[cause_name(cause) for cause in shown],
         colors=[CAUSE_COLORS[cause] for cause in shown],
         step="post",
         linewidth=0,
@@ -292,23 +286,21 @@ def _draw_time(causes: Axes, goodput: Axes, account: Account, unit_s: float) -> 
 def _draw_lines(axes: Axes, series: Series, unit_s: float) -> None:
     """Draws lines from 0 on, with a legend if there are several."""
     for number, (name, line) in enumerate(list(series.lines.items())[:_MAX_LINES]):
-        times = [time_s / unit_s for time_s in line.times_s]
+        times = [time_s / unit_s for time_s, _ in line]
         color = _LINE_COLORS[number % len(_LINE_COLORS)]
         marker = "" if series.is_stepped or len(times) >= 40 else "o"
         style = "steps-post" if series.is_stepped else "default"
-        (drawn,) = axes.plot(times, line.values, marker, markersize=2.5, label=name)
+        (drawn,) = axes.plot(
+            times, [value for _, value in line], marker, markersize=2.5, label=name
+        )
         drawn.set(color=color, linestyle="-", linewidth=1.6, drawstyle=style)
     if len(series.lines) > 1:
         # On the left is the exponent of small values.
         axes.legend(frameon=False, fontsize=8, ncols=6, loc="lower right", bbox_to_anchor=(1, 1))
-    values = [one for line in series.lines.values() for one in line.values if math.isfinite(one)]
+    values = [one for line in series.lines.values() for _, one in line if math.isfinite(one)]
     lowest, highest = min([0.0, *values]), max([0.0, *values])
     axes.set_ylim(1.08 * lowest, 1.08 * highest if highest > lowest else 1.0)
     axes.set_ylabel(series.label, **_LABEL)
-
-
-def _cause_name(cause: str) -> str:
-    return "start-up" if cause == "starting" else cause
 
 
 # The page: the picture, and tables below it.
@@ -370,13 +362,8 @@ def sections_of(run: RunEvents, account: Account) -> list[Section]:
 
 def _time_section(account: Account) -> Section:
     rows = [
-        (
-            _cause_name(cause),
-            duration_text(account.time_s[cause]),
-            f"{account.time_s[cause] / (account.whole_s or 1.0):.1%}",
-            CAUSE_MEANINGS[cause].removeprefix("start-up: "),
-        )
-        for cause in shown_causes(account)
+        (cause_name(cause), *numbers, meaning.removeprefix("start-up: "))
+        for cause, *numbers, meaning in time_rows(account)
     ]
     reading = "Each moment has one cause, so that they sum to the whole time."
     headers = ("cause", "time", "share", "meaning")
@@ -412,13 +399,9 @@ def _worker_row(one: WorkerSummary) -> tuple[str, ...]:
     times_s = (times.input_s, times.busy_s - (times.input_s or 0.0), times.peers_s)
     return (
         one.task,
-        *map(_duration_or_dash, (*times_s, times.transfer_s)),
+        *map(duration_or_dash, (*times_s, times.transfer_s)),
         "-" if one.slow is None else one.slow.cause.value,
     )
-
-
-def _duration_or_dash(time_s: float | None) -> str:
-    return "-" if time_s is None else duration_text(time_s)
 
 
 def _event_section(run: RunEvents, account: Account) -> Section:

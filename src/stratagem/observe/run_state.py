@@ -79,8 +79,10 @@ class ProcessState:
 
     def phase(self, now_s: float) -> Phase:
         """Returns the phase at `now_s` on the clock of the viewer."""
+        if self.end is not None and self.end.code == 0:
+            return Phase.FINISHED
         if self.end is not None or self.has_survivors:
-            return self._last_phase()
+            return Phase.LOST if self.has_survivors else Phase.FAILED
         is_silent = now_s - self.heard_s > LOST_AFTER_S
         if self.start.task_type == "launcher":
             return Phase.RUNNING  # it has nothing to report between failures
@@ -93,11 +95,6 @@ class ProcessState:
         idle_s = now_s - self.heard_s + self.last_s - self.step_s
         allowed_s = max(_WAITING_AFTER_S, 3 / (self.steps_per_s() or 1.0))
         return Phase.WAITING if idle_s > allowed_s else Phase.RUNNING
-
-    def _last_phase(self) -> Phase:
-        if self.end is not None and self.end.code == 0:
-            return Phase.FINISHED
-        return Phase.LOST if self.has_survivors else Phase.FAILED
 
     def steps_per_s(self) -> float | None:
         """Returns the speed over the last ten seconds of steps; None before the second line."""

@@ -109,11 +109,9 @@ def _times(number: int) -> str:
     return f"{number} time{'' if number == 1 else 's'}"
 
 
-def shown_causes(account: Account) -> tuple[str, ...]:
-    """Returns the causes to show: those of elastic groups only if they took any time."""
-    return tuple(
-        cause for cause in CAUSES if cause not in _OF_ELASTIC_GROUPS or account.time_s[cause] > 0
-    )
+def cause_name(cause: str) -> str:
+    """Returns the name of a cause in pictures."""
+    return "start-up" if cause == "starting" else cause
 
 
 def show_account(account: Account, console: Console | None = None) -> None:
@@ -122,35 +120,41 @@ def show_account(account: Account, console: Console | None = None) -> None:
     for line in (*goodput_lines(account), counts_line(account), changes_line(account)):
         if line:
             console.print(line, highlight=False)
-    console.print(_time_table(account))
+    table = table_of("Time", "cause", ">time", ">share", "meaning")
+    for row in time_rows(account):
+        table.add_row(*row)
+    console.print(table)
     if account.failures:
         console.print(_failure_table(account))
     for problem in account.problems:
         console.print(Text(f"Unreadable: {problem}"), style="dim")
 
 
-def _time_table(account: Account) -> Table:
-    table = Table(title="Time", title_justify="left")
-    table.add_column("cause")
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("meaning")
-    for cause in shown_causes(account):
-        time_s = account.time_s[cause]
-        share = time_s / account.whole_s if account.whole_s > 0 else 0.0
-        table.add_row(cause, duration_text(time_s), f"{share:.1%}", CAUSE_MEANINGS[cause])
+def table_of(title: str, *columns: str) -> Table:
+    """Returns a table; columns with a ">" before their name have numbers."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        is_number = name.startswith(">")
+        justify = "right" if is_number else "left"
+        table.add_column(name.removeprefix(">"), justify=justify, no_wrap=is_number)
     return table
 
 
+def time_rows(account: Account) -> list[tuple[str, str, str, str]]:
+    """Returns the time of each cause, its share, and its meaning; elastic ones if there are any."""
+    return [
+        (cause, duration_text(time_s), f"{time_s / (account.whole_s or 1.0):.1%}", meaning)
+        for cause, meaning in CAUSE_MEANINGS.items()
+        if (time_s := account.time_s[cause]) > 0 or cause not in _OF_ELASTIC_GROUPS
+    ]
+
+
 def _failure_table(account: Account) -> Table:
-    table = Table(title="Failures", title_justify="left")
-    for name in ("at", "to detect", "to resume"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("failure")
+    table = table_of("Failures", ">at", ">to detect", ">to resume", "failure")
     for failure in account.failures[:_MAX_FAILURES]:
         row = (
-            _duration_or_dash(failure.detect_s),
-            _duration_or_dash(failure.resume_s),
+            duration_or_dash(failure.detect_s),
+            duration_or_dash(failure.resume_s),
             Text(failure.what),
         )
         table.add_row(duration_text(failure.told_s), *row)
@@ -161,11 +165,12 @@ def _failure_table(account: Account) -> Table:
     values = account.as_dict()
     for measure in ("median", "worst"):
         times = (values["time_to_detect_s"], values["time_to_resume_s"])
-        table.add_row(measure, *(_duration_or_dash(time_s and time_s[measure]) for time_s in times))
+        table.add_row(measure, *(duration_or_dash(time_s and time_s[measure]) for time_s in times))
     return table
 
 
-def _duration_or_dash(seconds: float | None) -> str:
+def duration_or_dash(seconds: float | None) -> str:
+    """Formats a duration; a dash for None."""
     return "-" if seconds is None else duration_text(seconds)
 
 
@@ -269,9 +274,8 @@ def _goodput(account: Account) -> RenderableType:
         done += account.time_s[cause] / (account.whole_s or 1.0)
         bar.append("█" * (round(done * _BAR_WIDTH) - begin), style=CAUSE_COLORS[cause])
         if account.time_s[cause] > 0.005 * account.whole_s:
-            name = "start-up" if cause == "starting" else cause
             legend.append("█ ", style=CAUSE_COLORS[cause])
-            legend.append(f"{name} {duration_text(account.time_s[cause])}   ")
+            legend.append(f"{cause_name(cause)} {duration_text(account.time_s[cause])}   ")
     lines = Group(
         Text(after, "bold"),
         Text(whole),

@@ -44,27 +44,8 @@ class StepWaits(NamedTuple):
         Returns:
             The sums; a time that either lacks is not measured.
         """
-        return StepWaits(
-            _sum(self.waited_s, other.waited_s),
-            _sum(self.idle_s, other.idle_s),
-            _sum(self.input_s, other.input_s),
-            _sum(self.peers_s, other.peers_s),
-            _sum(self.transfer_s, other.transfer_s),
-        )
-
-
-def _sum(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
-
-
-class WaitReading(NamedTuple):
-    """Totals of a clock at one moment."""
-
-    programs_s: float
-    idle_s: float
-    input_s: float
-    peers_s: float
-    transfer_s: float
+        pairs = zip(self, other, strict=True)
+        return StepWaits(*(None if a is None or b is None else a + b for a, b in pairs))
 
 
 class WaitClock:
@@ -81,26 +62,17 @@ class WaitClock:
         self.sizes_s = 0.0
         self.measures_transfers = self.waits_for_data = False
 
-    @property
-    def waited_s(self) -> float:
-        """Wait for devices and other processes."""
-        return self.programs_s + self.peers_s + self.transfer_s
-
-    def read(self) -> WaitReading:
-        """Returns the totals so far."""
-        return WaitReading(
-            self.programs_s, self.idle_s, self.input_s, self.peers_s, self.transfer_s
-        )
-
-    def since(self, before: WaitReading) -> StepWaits:
-        """Returns the waits after a reading."""
-        peers_s = self.peers_s - before.peers_s
-        waited_s = self.programs_s - before.programs_s + peers_s
-        idle_s, input_s = self.idle_s - before.idle_s, self.input_s - before.input_s
+    def read(self) -> StepWaits:
+        """Returns the waits since the process started."""
+        waited_s = self.programs_s + self.peers_s
         if not self.measures_transfers:
-            return StepWaits(waited_s, idle_s, input_s, peers_s)
-        transfer_s = self.transfer_s - before.transfer_s
-        return StepWaits(waited_s + transfer_s, idle_s, input_s, peers_s, transfer_s)
+            return StepWaits(waited_s, self.idle_s, self.input_s, self.peers_s)
+        waited_s += self.transfer_s
+        return StepWaits(waited_s, self.idle_s, self.input_s, self.peers_s, self.transfer_s)
+
+    def since(self, before: StepWaits) -> StepWaits:
+        """Returns the waits after a reading."""
+        return self.read().plus(StepWaits(*(one and -one for one in before)))
 
 
 class DataWait:

@@ -11,13 +11,13 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import SupportsFloat
 
 from stratagem import environment
 from stratagem.errors import explain, invalid
 from stratagem.observe import events
 from stratagem.observe.wait_clock import StepWaits
+from stratagem.resources import Closing
 
 # Number of earlier starts of this process's task, as the launcher sets it.
 
@@ -215,7 +215,7 @@ class StepAggregator:
         self._is_first = self._is_first or is_restart
 
 
-class EventWriter:
+class EventWriter(Closing):
     """Writes the events of one process; safe to use from several threads.
 
     Each process and attempt has its own file, `events/worker-2.attempt-1.pid-1234.jsonl` in the
@@ -287,18 +287,6 @@ class EventWriter:
                 pid=os.getpid(),
             )
         )
-
-    def __enter__(self) -> EventWriter:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        del error_type, error, traceback
-        self.close()
 
     @property
     def last_step(self) -> int:

@@ -80,8 +80,6 @@ def test_lost_connection_is_named_with_its_hosts_on_all() -> None:
     # Answers to the third host are lost, too.
     failed = {(one["source"], one["to"]) for one in first["survey"]["failures"]}
     assert failed == {(1, 2), (2, 1)}
-    texts = [one["text"] for one in first["findings"]]
-    assert any("worker 1 has the wrong interface for its own name" in text for text in texts)
 
 
 @_NAMESPACES
@@ -100,7 +98,7 @@ def test_host_that_is_out_of_reach_is_named_on_the_others() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--cluster", "--run"], "no speed of one machine"),
+        (["--cluster", __file__], "--cluster examines no script"),
         (["--cluster", "--wait", "0"], "0.0"),
     ],
 )

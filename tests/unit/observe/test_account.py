@@ -244,11 +244,11 @@ RUNS = {
         {"starting": 1, "useful": 4, "saving": 4, "detecting": 2, "restarting": 1},
         [(11, 2, 1)],
     ),
-    # Only the launcher has noticed: a step a second is done before, through it and after.
+    # Only the launcher has noticed: ten steps of two lines are done before, through it and after.
     "failure in the middle of steps put together": (
         [process("launcher 0", 0, failure(14.25, "worker 1")), process("worker 0", 0, *PLAIN)],
         {"starting": 10, "useful": 10},
-        [(14.25, 0.25, 0.75)],
+        [(14.25, 4.25, 5.75)],
     ),
     "preemption is reported by the end": (
         [

@@ -278,19 +278,20 @@ def test_changes_of_members_are_events() -> None:
 
 def test_values_are_those_of_one_worker() -> None:
     values = values_of(straggling(), EPOCH_S)
-    assert (values["loss"].times_s, values["loss"].values) == ([20.0, 40.0], [2.0, 1.0])
-    assert values["accuracy"].values == [0.5, 0.75]
+    assert values["loss"] == [(20.0, 2.0), (40.0, 1.0)]
+    assert [value for _, value in values["accuracy"]] == [0.5, 0.75]
 
 
 def test_speed_is_counted_in_each_column() -> None:
     """5 steps a second until second 20, then 2.5; none while the first step is compiled."""
     speed = speed_of(straggling(), account_for(straggling()))
-    assert len(speed.times_s) == len(speed.values) == 81
-    assert speed.values[int(5 / 41 * 80)] == 0
-    assert speed.values[int(15 / 41 * 80)] == pytest.approx(5)
-    assert speed.values[int(30 / 41 * 80)] == pytest.approx(2.5)
-    assert sum(speed.values[:-1]) * 41 / 80 == pytest.approx(100)
-    assert speed_of(NOTHING, account_for(NOTHING)).values == ()
+    assert len(speed) == 81
+    counts = [value for _, value in speed]
+    assert counts[int(5 / 41 * 80)] == 0
+    assert counts[int(15 / 41 * 80)] == pytest.approx(5)
+    assert counts[int(30 / 41 * 80)] == pytest.approx(2.5)
+    assert sum(counts[:-1]) * 41 / 80 == pytest.approx(100)
+    assert speed_of(NOTHING, account_for(NOTHING)) == []
 
 
 def test_memory_has_a_line_per_task_and_a_gap_between_its_processes() -> None:
@@ -300,17 +301,18 @@ def test_memory_has_a_line_per_task_and_a_gap_between_its_processes() -> None:
         process("worker 0", 20, memory(25, 2 * gib, 3 * gib), end(30), attempt=1),
     )
     line = memory_of(events.processes, "host_bytes", EPOCH_S)["worker 0"]
-    assert line.times_s == [5, 25, 25]
-    assert (line.values[0], line.values[2]) == (1, 2)
-    assert math.isnan(line.values[1])
-    assert memory_of(events.processes, "device_bytes", EPOCH_S)["worker 0"].values == [3]
+    assert [at_s for at_s, _ in line] == [5, 25, 25]
+    assert (line[0][1], line[2][1]) == (1, 2)
+    assert math.isnan(line[1][1])
+    ((_, of_device),) = memory_of(events.processes, "device_bytes", EPOCH_S)["worker 0"]
+    assert of_device == 3
 
 
 def test_members_hold_until_the_next_change() -> None:
     events = members_come_and_go()
     (members,) = [one for one in series_of(events, account_for(events)) if one.label == "members"]
-    assert members.lines["members"].values == [3, 2, 3, 2, 3, 3]
-    assert members.lines["members"].times_s[-1] == 63
+    assert [count for _, count in members.lines["members"]] == [3, 2, 3, 2, 3, 3]
+    assert members.lines["members"][-1][0] == 63
     assert all(one.is_empty for one in series_of(NOTHING, account_for(NOTHING)))
 
 

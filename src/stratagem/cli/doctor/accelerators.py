@@ -7,14 +7,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stratagem import environment
-from stratagem.cli.doctor.findings import Finding, Level
+from stratagem.cli.doctor.findings import Finding, error, note, ok, warning
 
-_TOPIC = "devices"
 NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _PROBE_LIMIT_S = 120
 _PROGRAM = """
@@ -68,40 +67,15 @@ def probe_devices(limit_s: float = _PROBE_LIMIT_S) -> Probe:
             check=False,
             env=environment.snapshot(),
         )
-    except subprocess.TimeoutExpired as error:
-        return Probe(errors=_decoded(error.stderr), seconds=limit_s)
+    except subprocess.TimeoutExpired as late:
+        text = late.stderr or ""  # bytes in most versions of Python, even with text=True
+        errors = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return Probe(errors=errors, seconds=limit_s)
     for line in finished.stdout.splitlines():
         marker, _, text = line.partition(" ")
         if marker == "STRATAGEM_DEVICES":
             return Probe(json.loads(text), finished.stderr)
     return Probe(errors=finished.stderr)
-
-
-def check_devices(probe: Probe, installed: Mapping[str, str], *, has_gpu: bool) -> list[Finding]:
-    """Reports the devices of JAX, and accelerators that it does not use.
-
-    Args:
-        probe: what JAX found.
-        installed: versions by package.
-        has_gpu: True if the machine has an NVIDIA driver.
-    """
-    if (found := _UNKNOWN_FLAGS.search(probe.errors)) is not None:
-        return [
-            Finding(
-                _TOPIC,
-                Level.ERROR,
-                f"XLA_FLAGS has flags that this jaxlib does not know: {found['flags'].strip()}",
-                "remove them from XLA_FLAGS: XLA ends the process because of them.",
-            )
-        ]
-    if not probe.devices:
-        return [_no_devices(probe)]
-    platforms = {device["platform"] for device in probe.devices}
-    counts = ", ".join(counted_devices(probe.devices))
-    findings = [Finding(_TOPIC, Level.OK, f"JAX sees {counts}.")]
-    if has_gpu and "gpu" not in platforms:
-        findings.append(_unused_gpu(probe, installed))
-    return findings
 
 
 def gpu_driver(file: Path = _DRIVER_FILE) -> str | None:
@@ -114,54 +88,58 @@ def gpu_driver(file: Path = _DRIVER_FILE) -> str | None:
     return found[1] if found else "unknown"
 
 
-def check_gpu_driver(driver: str | None, installed: Mapping[str, str]) -> list[Finding]:
+def check_gpu_driver(driver: str | None, installed: Mapping[str, str]) -> Iterator[Finding]:
     """Checks that the driver is recent enough for the CUDA version of JAX's plugin."""
     if driver is None:
-        return []
-    findings = [Finding(_TOPIC, Level.OK, f"NVIDIA driver {driver}.")]
+        return
+    yield ok(f"NVIDIA driver {driver}.")
     major = driver.partition(".")[0]
     for cuda, lowest in _LOWEST_DRIVER.items():
         if f"jax-cuda{cuda}-plugin" in installed and major.isdecimal() and int(major) < lowest:
-            findings.append(
-                Finding(
-                    _TOPIC,
-                    Level.ERROR,
-                    f"The NVIDIA driver is {driver}; CUDA {cuda} needs {lowest} or later.",
-                    "update the driver, or install the plugin of an earlier CUDA version.",
-                )
+            yield error(
+                f"The NVIDIA driver is {driver}; CUDA {cuda} needs {lowest} or later.",
+                "update the driver, or install the plugin of an earlier CUDA version.",
             )
-    return findings
+
+
+def check_devices(
+    probe: Probe, installed: Mapping[str, str], driver: str | None
+) -> Iterator[Finding]:
+    """Reports the devices of JAX, and accelerators that it does not use."""
+    if (found := _UNKNOWN_FLAGS.search(probe.errors)) is not None:
+        yield error(
+            f"XLA_FLAGS has flags that this jaxlib does not know: {found['flags'].strip()}",
+            "remove them from XLA_FLAGS: XLA ends the process because of them.",
+        )
+    elif probe.seconds is not None:
+        yield error(
+            f"JAX did not start within {probe.seconds:.0f} s.",
+            "look for another process that uses the accelerator (nvidia-smi; for a TPU, "
+            "lsof /dev/accel0 /dev/vfio), or set JAX_PLATFORMS=cpu to leave it alone.",
+        )
+    elif not probe.devices:
+        cause = _cause(probe.errors)
+        fix = next((fix for sign, fix in _START_FIXES.items() if sign in cause), _UNKNOWN_FIX)
+        yield error(f"JAX did not start: {cause}", fix)
+    else:
+        yield ok(f"JAX sees {', '.join(counted_devices(probe.devices))}.")
+        if driver is not None and not _has_gpu(probe):
+            yield _unused_gpu(probe, installed)
 
 
 def check_nccl(
-    devices: Sequence[Mapping[str, Any]],
-    installed: Mapping[str, str],
-    *,
-    has_driver: bool,
-    finds_library: bool,
-) -> list[Finding]:
-    """Checks that NCCL exists where there are GPUs.
-
-    Args:
-        devices: of the probe.
-        installed: versions by package.
-        has_driver: True if the machine has an NVIDIA driver.
-        finds_library: True if the loader finds a system-wide libnccl.
-    """
-    plugins = [name for name in installed if re.fullmatch(r"jax-cuda\d+-plugin", name)]
-    has_gpus = any(device["platform"] == "gpu" for device in devices) or (has_driver and plugins)
+    probe: Probe, installed: Mapping[str, str], driver: str | None, *, finds_library: bool
+) -> Iterator[Finding]:
+    """Checks that NCCL exists where there are GPUs, as a package or as a system-wide library."""
+    plugins = _plugins(installed)
     has_package = any(name in installed for name in NCCL_PACKAGES)
-    if not has_gpus or has_package or finds_library:
-        return []
-    return [
-        Finding(
-            _TOPIC,
-            Level.ERROR,
-            "NCCL is not installed; GPUs cannot exchange gradients without it.",
-            f"pip install nvidia-nccl-cu{_cuda_version(plugins)}, or install 'stratagem[cuda]' "
-            "again.",
-        )
-    ]
+    if not (_has_gpu(probe) or (driver and plugins)) or has_package or finds_library:
+        return
+    cuda = re.sub(r"\D", "", plugins[0]) if plugins else "12"
+    yield error(
+        "NCCL is not installed; GPUs cannot exchange gradients without it.",
+        f"pip install nvidia-nccl-cu{cuda}, or install 'stratagem[cuda]' again.",
+    )
 
 
 def counted_devices(devices: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -175,26 +153,12 @@ def counted_devices(devices: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
 
 
-def _cuda_version(plugins: Sequence[str]) -> str:
-    found = re.search(r"\d+", plugins[0]) if plugins else None
-    return found[0] if found else "12"
+def _has_gpu(probe: Probe) -> bool:
+    return any(device["platform"] == "gpu" for device in probe.devices)
 
 
-def _no_devices(probe: Probe) -> Finding:
-    if probe.seconds is not None:
-        return Finding(
-            _TOPIC,
-            Level.ERROR,
-            f"JAX did not start within {probe.seconds:.0f} s.",
-            "look for another process that uses the accelerator (nvidia-smi; for a TPU, "
-            "lsof /dev/accel0 /dev/vfio), or set JAX_PLATFORMS=cpu to leave it alone.",
-        )
-    return Finding(
-        _TOPIC,
-        Level.ERROR,
-        f"JAX did not start: {(cause := _cause(probe.errors))}",
-        next((fix for sign, fix in _START_FIXES.items() if sign in cause), _UNKNOWN_FIX),
-    )
+def _plugins(installed: Mapping[str, str]) -> list[str]:
+    return [name for name in installed if re.fullmatch(r"jax-cuda\d+-plugin", name)]
 
 
 def _cause(errors: str) -> str:
@@ -206,28 +170,13 @@ def _cause(errors: str) -> str:
 
 
 def _unused_gpu(probe: Probe, installed: Mapping[str, str]) -> Finding:
-    if not any(name.startswith("jax-cuda") and name.endswith("plugin") for name in installed):
-        return Finding(
-            _TOPIC,
-            Level.WARNING,
-            "The machine has an NVIDIA GPU, but JAX's plugin for it is not installed.",
-            "pip install 'stratagem[cuda]'",
-        )
-    hidden = environment.visible_gpus() == () or environment.lookup("JAX_PLATFORMS") == "cpu"
-    if hidden:
-        return Finding(
-            _TOPIC,
-            Level.NOTE,
-            "The GPUs are hidden by CUDA_VISIBLE_DEVICES or JAX_PLATFORMS.",
-        )
+    if not _plugins(installed):
+        text = "The machine has an NVIDIA GPU, but JAX's plugin for it is not installed."
+        return warning(text, "pip install 'stratagem[cuda]'")
+    if environment.visible_gpus() == () or environment.lookup("JAX_PLATFORMS") == "cpu":
+        return note("The GPUs are hidden by CUDA_VISIBLE_DEVICES or JAX_PLATFORMS.")
     lines = [line for line in probe.errors.splitlines() if "CUDA" in line or "cuda" in line]
-    return Finding(
-        _TOPIC,
-        Level.WARNING,
+    return warning(
         f"JAX does not use the NVIDIA GPU: {(lines or ['it gives no reason'])[-1][:300]}",
         "compare the driver with the CUDA version of the plugin, and try nvidia-smi.",
     )
-
-
-def _decoded(text: bytes | str | None) -> str:
-    return text.decode(errors="replace") if isinstance(text, bytes) else text or ""

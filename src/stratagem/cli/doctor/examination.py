@@ -1,52 +1,95 @@
-"""The whole examination, in the order in which problems hide each other."""
+"""The checks of a machine, in the order in which problems hide each other."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes.util
 import dataclasses
 import json
 import os
 import resource
 import shutil
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from stratagem import environment
 from stratagem.cli.doctor import accelerators, clusters, settings, versions
-from stratagem.cli.doctor.findings import Finding, Level
-from stratagem.resources import available_cores, cache_dir, programs_folder
+from stratagem.cli.doctor.findings import Finding, error, ok, under, warning
+from stratagem.resources import available_cores, cache_dir
 
-# Limits of the machine: cores, memory, shared memory, open files, disks, and the clock.
+_INITIAL_VARIABLES = Path("/proc/self/environ")
 
-_TOPIC = "machine"
+
+def examine(
+    script: Path | None = None,
+    probe: accelerators.Probe | None = None,
+    *,
+    has_cluster: bool = True,
+) -> Iterator[Finding]:
+    """Examines this machine; yields findings as they are made.
+
+    The imports of a training `script` are checked, too. `probe` has the devices that JAX found; by
+    default JAX is started. `has_cluster` is False in a survey of all hosts of the cluster.
+    """
+    known = (*versions.PACKAGES, *accelerators.NCCL_PACKAGES)
+    installed, variables = versions.installed_versions(known), variables_of_user()
+    driver = accelerators.gpu_driver()
+
+    def check_devices() -> Iterator[Finding]:
+        yield from accelerators.check_gpu_driver(driver, installed)
+        found = probe or accelerators.probe_devices()
+        yield from accelerators.check_devices(found, installed, driver)
+        finds_library = ctypes.util.find_library("nccl") is not None
+        yield from accelerators.check_nccl(found, installed, driver, finds_library=finds_library)
+
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "versions": lambda: versions.check_versions(versions.requirements(), installed),
+        "settings": lambda: settings.check_settings(variables),
+        "script": lambda: (
+            ()
+            if script is None
+            else [settings.check_script(script, settings.keras_backend(variables))]
+        ),
+        "machine": lambda: check_machine(read_limits()),
+        "devices": check_devices,
+        "cluster": lambda: clusters.examine_clusters() if has_cluster else (),
+        "ray": lambda: check_ray(variables, installed),
+        "cache": lambda: check_caches(variables),
+    }
+    for topic, check in checks.items():
+        yield from under(topic, check())
+
+
+def variables_of_user() -> dict[str, str]:
+    """Returns the environment without the Keras backend that importing this package selected."""
+    variables = environment.snapshot()
+    try:
+        initial = _INITIAL_VARIABLES.read_bytes()
+    except OSError:
+        return variables
+    if variables.get("KERAS_BACKEND") == "jax" and b"KERAS_BACKEND=" not in initial:
+        del variables["KERAS_BACKEND"]
+    return variables
+
+
+# Limits of the machine: cores, memory, shared memory, open files, and disks.
+
 _BYTES_PER_GIB = 2**30
 _LOW_SHM_BYTES = 2**30
 _LOW_FILES = 4096
 _FEW_FREE_FILES = 1000
 _LOW_DISK_BYTES, _FULL_DISK_BYTES = 10 * _BYTES_PER_GIB, _BYTES_PER_GIB
-# Certificates and schedulers fail before this release existed.
-_EARLIEST_TIME_S = 1_767_225_600  # 2026-01-01
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of this process.
+    """Limits of this process, those of its container included.
 
-    Args:
-        num_cores: cores that this process may use.
-        num_machine_cores: cores of the machine.
-        memory_bytes: memory that this process may use.
-        shm_bytes: size of `/dev/shm`; None without one.
-        max_open_files: soft limit of file descriptors.
-        most_open_files: hard limit, up to which `ulimit` can raise it; -1 without one.
-        free_bytes: free space by folder, one folder of each file system.
-        free_files: how many files can be created there; folders without a limit are left out.
-        time_s: Unix time.
+    `shm_bytes` is the size of `/dev/shm`, None without one. `max_open_files` is the soft limit, -1
+    without one. `free_bytes` has one folder of each file system; `free_files` says how many files
+    can be created there, and leaves out those without a limit.
     """
 
     num_cores: float
@@ -55,91 +98,26 @@ class Limits:
     shm_bytes: int | None
     max_open_files: int
     free_bytes: Mapping[str, int]
-    time_s: float
-    most_open_files: int = -1
     free_files: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
 
 def read_limits(cgroup: Path = Path("/sys/fs/cgroup")) -> Limits:
-    """Reads the limits, with those of the container."""
+    """Reads the limits."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read(cgroup / "memory.max")
-    if limit.isdecimal():
-        memory_bytes = min(memory_bytes, int(limit))
+    limit = cgroup / "memory.max"
+    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
+        memory_bytes = min(memory_bytes, int(text))
     shm = Path("/dev/shm")  # noqa: S108 - only measured
     statuses = {folder: os.statvfs(folder) for folder in _folders()}
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Limits(
         num_cores=available_cores(cgroup),
         num_machine_cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes,
         shm_bytes=shutil.disk_usage(shm).total if shm.exists() else None,
-        max_open_files=soft,
-        most_open_files=hard,
+        max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         free_bytes={name: one.f_bavail * one.f_frsize for name, one in statuses.items()},
         free_files={name: one.f_favail for name, one in statuses.items() if one.f_files},
-        time_s=time.time(),
     )
-
-
-def check_machine(limits: Limits) -> list[Finding]:
-    """Reports the limits, and those that are too low."""
-    findings = [
-        Finding(
-            _TOPIC,
-            Level.OK,
-            f"{limits.num_cores:g} of {limits.num_machine_cores} cores, "
-            f"{_size(limits.memory_bytes)} of memory{_shown_limits(limits)}.",
-        )
-    ]
-    if limits.shm_bytes is not None and limits.shm_bytes < _LOW_SHM_BYTES:
-        findings.append(
-            Finding(
-                _TOPIC,
-                Level.WARNING,
-                f"/dev/shm has {_size(limits.shm_bytes)}; NCCL, Ray and input workers "  # noqa: S108
-                "exchange data through it.",
-                "docker run --shm-size=4g, or in Kubernetes an emptyDir with medium: Memory "
-                "mounted at /dev/shm.",
-            )
-        )
-    if 0 <= limits.max_open_files < _LOW_FILES:
-        findings.append(
-            Finding(
-                _TOPIC,
-                Level.WARNING,
-                f"This process may open {limits.max_open_files} files; each connection is one.",
-                _files_fix(limits.most_open_files),
-            )
-        )
-    for folder, free_bytes in limits.free_bytes.items():
-        findings += _check_disk(folder, free_bytes, limits.free_files.get(folder))
-    if limits.time_s < _EARLIEST_TIME_S:
-        findings.append(
-            Finding(
-                _TOPIC,
-                Level.ERROR,
-                f"The clock says {time.strftime('%Y-%m-%d', time.gmtime(limits.time_s))}.",
-                "synchronize it, for example with chrony or systemd-timesyncd.",
-            )
-        )
-    return findings
-
-
-def _files_fix(most: int) -> str:
-    if 0 <= most < _LOW_FILES:
-        return (
-            f"raise the hard limit, {most}: docker run --ulimit nofile=65536, LimitNOFILE=65536 in "
-            "the systemd unit, or /etc/security/limits.conf."
-        )
-    count = 65536 if most < 0 else min(most, 65536)
-    return f"ulimit -n {count}, or LimitNOFILE=65536 in the systemd unit."
-
-
-def _shown_limits(limits: Limits) -> str:
-    shared = "" if limits.shm_bytes is None else f", {_size(limits.shm_bytes)} of shared memory"
-    files = "" if limits.max_open_files < 0 else f", {limits.max_open_files} open files"
-    return shared + files
 
 
 def _folders() -> list[str]:
@@ -157,29 +135,43 @@ def _folders() -> list[str]:
     return list(found.values())
 
 
-def _check_disk(folder: str, free_bytes: int, free_files: int | None) -> list[Finding]:
-    if free_files is not None and free_files < _FEW_FREE_FILES:
-        return [
-            Finding(
-                _TOPIC,
-                Level.ERROR,
-                f"{folder} has room for {free_files} more files (inodes), whatever their size.",
+def check_machine(limits: Limits) -> Iterator[Finding]:
+    """Reports the limits, and those that are too low."""
+    shm_bytes, num_files = limits.shm_bytes, limits.max_open_files
+    shared = "" if shm_bytes is None else f", {_size(shm_bytes)} of shared memory"
+    files = "" if num_files < 0 else f", {num_files} open files"
+    yield ok(
+        f"{limits.num_cores:g} of {limits.num_machine_cores} cores, "
+        f"{_size(limits.memory_bytes)} of memory{shared}{files}."
+    )
+    if shm_bytes is not None and shm_bytes < _LOW_SHM_BYTES:
+        yield warning(
+            f"/dev/shm has {_size(shm_bytes)}; NCCL, Ray and input workers exchange data "  # noqa: S108
+            "through it.",
+            "docker run --shm-size=4g, or in Kubernetes an emptyDir with medium: Memory mounted at "
+            "/dev/shm.",
+        )
+    if 0 <= num_files < _LOW_FILES:
+        yield warning(
+            f"This process may open {num_files} files; each connection is one.",
+            "ulimit -n 65536; where the hard limit forbids it, docker run --ulimit nofile=65536, "
+            "LimitNOFILE=65536 in the systemd unit, or /etc/security/limits.conf.",
+        )
+    for folder, free_bytes in limits.free_bytes.items():
+        num_free = limits.free_files.get(folder, _FEW_FREE_FILES)
+        if num_free < _FEW_FREE_FILES:
+            yield error(
+                f"{folder} has room for {num_free} more files (inodes), whatever their size.",
                 "remove small files; df -i shows the limit, du --inodes where they are.",
             )
-        ]
-    if free_bytes >= _LOW_DISK_BYTES:
-        return []
-    level = Level.ERROR if free_bytes < _FULL_DISK_BYTES else Level.WARNING
-    return [
-        Finding(
-            _TOPIC,
-            level,
-            f"The disk of {folder} has {_size(free_bytes)} free; checkpoints and caches need "
-            "space.",
-            f"remove files (du -xh {folder} | sort -h | tail), or write checkpoints and TMPDIR "
-            "elsewhere.",
-        )
-    ]
+        elif free_bytes < _LOW_DISK_BYTES:
+            problem = error if free_bytes < _FULL_DISK_BYTES else warning
+            yield problem(
+                f"The disk of {folder} has {_size(free_bytes)} free; checkpoints and caches need "
+                "space.",
+                f"remove files (du -xh {folder} | sort -h | tail), or write checkpoints and TMPDIR "
+                "elsewhere.",
+            )
 
 
 def _size(num_bytes: int) -> str:
@@ -189,170 +181,61 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**10:.0f} KiB"
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
-
-
-# Ray and caches: other things that a run relies on.
+# Other things that a run relies on: a cluster of Ray, and caches.
 
 _DASHBOARD_PORT = 8265
 _ANSWER_LIMIT_S = 3.0
-_LARGE_CACHE_BYTES = 20 * 2**30
 
 
 def check_ray(
-    variables: Mapping[str, str],
-    installed: Mapping[str, str],
-    limit_s: float = _ANSWER_LIMIT_S,
-) -> list[Finding]:
-    """Compares Ray here with the cluster that the environment names.
+    variables: Mapping[str, str], installed: Mapping[str, str], limit_s: float = _ANSWER_LIMIT_S
+) -> Iterator[Finding]:
+    """Compares Ray here with the cluster that the environment variables name."""
+    url = _dashboard(variables)
+    if url and "ray" not in installed:
+        text = f"The environment names a Ray cluster at {url}, but Ray is not installed."
+        yield error(text, "pip install 'stratagem[ray]'")
+    elif url and not url.startswith(("http://", "https://")):
+        text = f"RAY_API_SERVER_ADDRESS is {url!r}, which is not the URL of a Ray dashboard."
+        yield error(text, "RAY_API_SERVER_ADDRESS=http://HOST:8265")
+    elif url:
+        yield _asked_ray(url, _token(variables), installed["ray"], limit_s)
 
-    Args:
-        variables: environment variables; `RAY_ADDRESS` and `RAY_API_SERVER_ADDRESS` are read.
-        installed: versions by package.
-        limit_s: seconds to wait for an answer.
-    """
-    address = _dashboard(variables)
-    if address is None:
-        return []
-    if unusable := _unusable(address, installed):
-        return [unusable]
-    token = _token(variables)
-    request = _version_request(address, token)
+
+def _asked_ray(url: str, token: str, own: str, limit_s: float) -> Finding:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{url}/api/version", headers=headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=limit_s) as answer:  # noqa: S310
             version: Any = json.load(answer).get("ray_version")
-    except urllib.error.HTTPError as error:
-        with error:
-            return [_refused(address, error, has_token=bool(token))]
-    except (OSError, ValueError, AttributeError) as error:
-        return [
-            Finding(
-                "ray",
-                Level.WARNING,
-                f"Ray's dashboard at {address} does not answer: {error}",
-                "start the head with ray start --head --dashboard-host=0.0.0.0, or correct "
-                "RAY_API_SERVER_ADDRESS.",
-            )
-        ]
-    if version != installed["ray"]:
-        return [
-            Finding(
-                "ray",
-                Level.ERROR,
-                f"Ray is {installed['ray']} here and {version} on the cluster; they must be equal.",
-                f'pip install "ray[default]=={version}"',
-            )
-        ]
-    return [Finding("ray", Level.OK, f"Ray {version} answers at {address}.")]
-
-
-def check_cache(folder: Path) -> list[Finding]:
-    """Reports a folder of `STRATAGEM_CACHE_DIR` that is very large or read-only."""
-    if (problem := _unwritable(folder, "STRATAGEM_CACHE_DIR")) is not None:
-        return [problem]
-    size_bytes = sum(stat.st_size for stat in _files(folder))
-    if size_bytes <= _LARGE_CACHE_BYTES:
-        return []
-    return [
-        Finding(
-            "cache",
-            Level.WARNING,
-            f"{folder} holds {size_bytes / 2**30:.0f} GiB.",
-            f"remove what no run uses: du -h {folder}; journals/ restores parameter servers.",
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        text, fix = f"answers {refused.code} {refused.reason}", "see the log of the head."
+        if refused.code in (401, 403):
+            text = "wants a token, and this machine has none"
+            text = "refuses the token of this machine" if token else text
+            fix = "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to its file."
+        return error(f"Ray's dashboard at {url} {text}.", fix)
+    except (OSError, ValueError, AttributeError) as reason:
+        return warning(
+            f"Ray's dashboard at {url} does not answer: {reason}",
+            "start the head with ray start --head --dashboard-host=0.0.0.0, or correct "
+            "RAY_API_SERVER_ADDRESS.",
         )
-    ]
-
-
-def check_compilation_cache(
-    folder: Path, jaxlib: str | None, installed_at_s: float | None, variable: str | None
-) -> list[Finding]:
-    """Reports a cache of compiled programs that is of no use: stale, or read-only.
-
-    JAX looks programs up by a digest that includes the version of jaxlib. It cannot be read back,
-    so the times are compared: no program is older than the jaxlib that can read it.
-
-    Args:
-        folder: where the programs are.
-        jaxlib: installed version.
-        installed_at_s: when that was installed, as Unix time.
-        variable: environment variable that names the folder; None for the folder of programs in
-            `STRATAGEM_CACHE_DIR`, which `check_cache` has tested.
-    """
-    if variable is not None and (problem := _unwritable(folder, variable)) is not None:
-        return [problem]
-    times_s = [stat.st_mtime for stat in _files(folder, "*-cache")]
-    if not times_s:
-        return []
-    if installed_at_s is None or max(times_s) >= installed_at_s:
-        return [Finding("cache", Level.OK, f"Compiled programs in {folder}: {len(times_s)}.")]
-    return [
-        Finding(
-            "cache",
-            Level.WARNING,
-            f"The compiled programs in {folder} ({len(times_s)}) are older than jaxlib {jaxlib}, "
-            f"installed {time.strftime('%Y-%m-%d %H:%M', time.localtime(installed_at_s))}; "
-            "programs of another jaxlib are never read.",
-            f"rm -r {folder}; the next run fills it again.",
+    if version != own:
+        return error(
+            f"Ray is {own} here and {version} on the cluster; they must be equal.",
+            f'pip install "ray[default]=={version}"',
         )
-    ]
+    return ok(f"Ray {version} answers at {url}.")
 
 
-def _unwritable(folder: Path, variable: str) -> Finding | None:
-    """Returns a finding if a folder cannot be written, or made."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return None
-    reason = "is read-only here" if existing.is_dir() else "is a file"
-    return Finding(
-        "cache",
-        Level.WARNING,
-        f"{variable} cannot be written: {existing} {reason}. Each start repeats the work.",
-        f"mount it writable, or set {variable} to a folder that is.",
-    )
-
-
-def _files(folder: Path, pattern: str = "*") -> list[os.stat_result]:
-    found: list[os.stat_result] = []
-    for path in folder.rglob(pattern):
-        with contextlib.suppress(OSError):  # removed just now
-            if path.is_file():
-                found.append(path.stat())
-    return found
-
-
-def _unusable(address: str, installed: Mapping[str, str]) -> Finding | None:
-    """Returns a finding if no request can be sent to `address`."""
-    if "ray" not in installed:
-        text = f"The environment names a Ray cluster at {address}, but Ray is not installed."
-        return Finding("ray", Level.ERROR, text, "pip install 'stratagem[ray]'")
-    if not address.startswith(("http://", "https://")):
-        text = f"RAY_API_SERVER_ADDRESS is {address!r}, which is not the URL of a Ray dashboard."
-        return Finding("ray", Level.ERROR, text, "RAY_API_SERVER_ADDRESS=http://HOST:8265")
-    return None
-
-
-def _version_request(address: str, token: str) -> urllib.request.Request:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return urllib.request.Request(f"{address}/api/version", headers=headers)  # noqa: S310
-
-
-def _refused(address: str, error: urllib.error.HTTPError, *, has_token: bool) -> Finding:
-    error.close()
-    if error.code not in (401, 403):
-        text, fix = f"answers {error.code} {error.reason}", "see the log of the head."
-    elif has_token:
-        text, fix = (
-            "refuses the token of this machine",
-            "set RAY_AUTH_TOKEN to the cluster's token.",
-        )
-    else:
-        text = "wants a token, and this machine has none"
-        fix = "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to its file."
-    return Finding("ray", Level.ERROR, f"Ray's dashboard at {address} {text}.", fix)
+def _dashboard(variables: Mapping[str, str]) -> str:
+    """Returns the URL of the cluster's dashboard; "" if the environment names no cluster."""
+    if api := variables.get("RAY_API_SERVER_ADDRESS"):
+        return api.rstrip("/") if "://" in api else f"http://{api}"
+    host = variables.get("RAY_ADDRESS", "").removeprefix("ray://").rpartition(":")[0]
+    return f"http://{host}:{_DASHBOARD_PORT}" if host else ""
 
 
 def _token(variables: Mapping[str, str]) -> str:
@@ -366,83 +249,18 @@ def _token(variables: Mapping[str, str]) -> str:
         return ""
 
 
-def _dashboard(variables: Mapping[str, str]) -> str | None:
-    api = variables.get("RAY_API_SERVER_ADDRESS")
-    if api:
-        return api.rstrip("/") if "://" in api else f"http://{api}"
-    address = variables.get("RAY_ADDRESS", "")
-    host = address.removeprefix("ray://").rpartition(":")[0]
-    return f"http://{host}:{_DASHBOARD_PORT}" if host else None
-
-
-_INITIAL_VARIABLES = Path("/proc/self/environ")
-
-
-def examine(
-    script: Path | None = None,
-    probe: accelerators.Probe | None = None,
-    *,
-    has_cluster: bool = True,
-) -> Iterator[Finding]:
-    """Examines this machine; yields findings as they are made.
-
-    Args:
-        script: training script whose imports are checked, too.
-        probe: devices that JAX found; by default JAX is started.
-        has_cluster: False leaves out the cluster, for a survey of all of its hosts.
-    """
-    installed = versions.installed_versions()
-    # The full set is needed to check requirements, such as ml_dtypes.
-    required = versions.examined_requirements()
-    yield from versions.check_requirements(required, versions.versions_for(required, installed))
-    yield from versions.check_extras(required.get("stratagem", ()), installed)
-    yield from versions.check_plugins(installed, required.get("jax", ()))
-    variables = variables_of_user()
-    yield from settings.check_settings(variables)
-    if script is not None:
-        yield from settings.check_script(script, settings.keras_backend(variables))
-    yield from check_machine(read_limits())
-    driver = accelerators.gpu_driver()
-    yield from accelerators.check_gpu_driver(driver, installed)
-    probe = probe or accelerators.probe_devices()
-    yield from accelerators.check_devices(probe, installed, has_gpu=driver is not None)
-    finds_nccl = ctypes.util.find_library("nccl") is not None
-    nccl = versions.installed_versions(accelerators.NCCL_PACKAGES)
-    yield from accelerators.check_nccl(
-        probe.devices,
-        {**installed, **nccl},
-        has_driver=driver is not None,
-        finds_library=finds_nccl,
-    )
-    if has_cluster:
-        yield from clusters.examine_clusters()
-    yield from check_ray(variables, installed)
-    yield from _examine_caches(variables, installed)
-
-
-def _examine_caches(
-    variables: Mapping[str, str], installed: Mapping[str, str]
-) -> Iterator[Finding]:
-    cache = cache_dir()
-    yield from check_cache(cache)
-    variable = "JAX_COMPILATION_CACHE_DIR"
-    chosen = variables.get(variable)
-    if "://" not in str(chosen):
-        yield from check_compilation_cache(
-            Path(chosen) if chosen else programs_folder(cache),
-            installed.get("jaxlib"),
-            versions.installed_at_s("jaxlib"),
-            variable if chosen else None,
+def check_caches(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """Reports folders of caches that cannot be written, or made."""
+    chosen = variables.get("JAX_COMPILATION_CACHE_DIR", "")
+    folders = {"STRATAGEM_CACHE_DIR": cache_dir()}
+    if chosen and "://" not in chosen:
+        folders["JAX_COMPILATION_CACHE_DIR"] = Path(chosen)
+    for variable, folder in folders.items():
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+            continue
+        reason = "is read-only here" if existing.is_dir() else "is a file"
+        yield warning(
+            f"{variable} cannot be written: {existing} {reason}. Each start repeats the work.",
+            f"mount it writable, or set {variable} to a folder that is.",
         )
-
-
-def variables_of_user() -> dict[str, str]:
-    """Returns the environment without the Keras backend that importing this package selected."""
-    variables = environment.snapshot()
-    try:
-        initial = _INITIAL_VARIABLES.read_bytes()
-    except OSError:
-        return variables
-    if variables.get("KERAS_BACKEND") == "jax" and b"KERAS_BACKEND=" not in initial:
-        del variables["KERAS_BACKEND"]
-    return variables

@@ -8,7 +8,7 @@ import getpass
 import ipaddress
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,9 @@ class Level(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One observation.
+    """One observation, with values; `fix` is the remedy, required for warnings and errors.
 
-    Args:
-        topic: heading under which it is shown.
-        level: severity.
-        text: the observation, with values.
-        fix: the remedy; required for warnings and errors.
+    Findings are shown under the heading `topic`, which whoever runs a check adds.
     """
 
     topic: str
@@ -47,10 +43,36 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.fix or self.level in (Level.OK, Level.NOTE), self.text
 
+    @property
+    def is_problem(self) -> bool:
+        """True for warnings and errors."""
+        return self.level in (Level.WARNING, Level.ERROR)
 
-def problems(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns the warnings and errors."""
-    return [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
+
+def ok(text: str) -> Finding:
+    """Returns a finding that all is well."""
+    return Finding("", Level.OK, text)
+
+
+def note(text: str) -> Finding:
+    """Returns a finding that may explain something."""
+    return Finding("", Level.NOTE, text)
+
+
+def warning(text: str, fix: str) -> Finding:
+    """Returns a finding of what makes training slow, or hides a mistake."""
+    return Finding("", Level.WARNING, text, fix)
+
+
+def error(text: str, fix: str) -> Finding:
+    """Returns a finding of what keeps training from its start, or ends it."""
+    return Finding("", Level.ERROR, text, fix)
+
+
+def under(topic: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields findings with a topic; those that have one keep it."""
+    for one in findings:
+        yield dataclasses.replace(one, topic=one.topic or topic)
 
 
 # Findings as text for a terminal.
@@ -123,7 +145,9 @@ def facts(
         "devices": list(devices),
         "variables": {name: redacted(text) for name, text in sorted(_shown(variables))},
         "problems": [
-            {"level": str(one.level), "text": redacted(one.text)} for one in problems(findings)
+            {"level": str(one.level), "text": redacted(one.text)}
+            for one in findings
+            if one.is_problem
         ],
     }
 

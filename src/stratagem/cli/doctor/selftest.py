@@ -60,14 +60,10 @@ _MAX_LENGTH = 200
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One strategy.
+    """One strategy, by its name in `strategies`, and its title in the table.
 
-    Args:
-        name: name in `strategies`.
-        title: name for the table.
-        num_workers: processes that `stratagem launch` starts; 0 for one process without it.
-        needs: optional module without which the case is skipped.
-        variables: environment variables of the case.
+    `num_workers` processes are started by `stratagem launch`; 0 is one process without it. The case
+    is skipped without the module that it `needs`.
     """
 
     name: str
@@ -98,13 +94,8 @@ CASES = (
 class CaseOutcome:
     """Result of one case.
 
-    Args:
-        case: the case.
-        largest_difference: largest difference to the reference; None if it did not finish.
-        num_replicas: replicas that trained.
-        wall_s: seconds that the case took.
-        problem: why it failed or was skipped; "" if it passed.
-        is_skipped: True if this machine cannot run it.
+    `largest_difference` is that to the reference, None if the case did not finish. `problem` says
+    why it failed or was skipped, as this machine cannot run it.
     """
 
     case: Case
@@ -124,10 +115,12 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
     """Runs a case and compares its weights with the reference."""
     if case.needs is not None and importlib.util.find_spec(case.needs) is None:
         return CaseOutcome(case, problem=f"{case.needs} is not installed", is_skipped=True)
+    launcher = ["-m", "stratagem", "launch", "--workers", str(case.num_workers)]
+    program = [*(launcher if case.num_workers else ()), "-m", "stratagem.cli.doctor.selftest"]
     started_s = time.monotonic()
     try:
         finished = subprocess.run(  # noqa: S603 - our own program
-            _command(case),
+            [sys.executable, *program, case.name],
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -142,32 +135,12 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
         return CaseOutcome(case, wall_s=limit_s, problem=f"not finished after {limit_s:.0f} s")
     wall_s = time.monotonic() - started_s
     lines = [line for line in finished.stdout.splitlines() if MARKER in line]
-    expected_lines = max(case.num_workers, 1)
-    if finished.returncode or len(lines) != expected_lines:
+    if finished.returncode or len(lines) != max(case.num_workers, 1):
         return CaseOutcome(case, wall_s=wall_s, problem=_error_of(finished))
-    return _compared(case, lines, wall_s)
-
-
-def _command(case: Case) -> list[str]:
-    program = ["stratagem.cli.doctor.selftest", case.name]
-    if not case.num_workers:
-        return [sys.executable, "-m", *program]
-    launcher = [sys.executable, "-m", "stratagem", "launch", "--workers", str(case.num_workers)]
-    return [*launcher, "-m", *program]
-
-
-def _compared(case: Case, lines: list[str], wall_s: float) -> CaseOutcome:
-    decoder = json.JSONDecoder()
-    largest, num_replicas = 0.0, 0
-    for line in lines:
-        text = line.partition(MARKER)[2].strip()
-        weights, end = decoder.raw_decode(text)
-        num_replicas = int(text[end:].split()[0])
-        difference = np.abs(np.asarray(weights) - trained_weights()).max()
-        largest = max(largest, float(difference))
-    is_equal = largest <= _TOLERANCE
-    problem = "" if is_equal else f"weights differ by {largest:.1e}"
-    return CaseOutcome(case, largest, num_replicas, wall_s, problem)
+    found = [json.loads(line.partition(MARKER)[2]) for line in lines]
+    largest = max(float(np.abs(one["weights"] - trained_weights()).max()) for one in found)
+    problem = "" if largest <= _TOLERANCE else f"weights differ by {largest:.1e}"
+    return CaseOutcome(case, largest, found[-1]["replicas"], wall_s, problem)
 
 
 def _error_of(finished: subprocess.CompletedProcess[str]) -> str:
@@ -262,7 +235,8 @@ def train(name: str) -> None:
     model.fit(features, labels, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, **arguments)
     kernel, bias = model.get_weights()
     weights = [*kernel[:, 0].tolist(), *bias.tolist()]
-    print(MARKER, json.dumps(weights), f"{strategy.num_replicas_in_sync} replicas", flush=True)
+    found = {"weights": weights, "replicas": strategy.num_replicas_in_sync}
+    print(MARKER, json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stratagem.cli.doctor.findings import Finding, Level
-from stratagem.cluster.addresses import is_loopback, join_address
+from stratagem.cli.doctor.findings import Finding, Level, error, ok, under, warning
+from stratagem.cluster.addresses import join_address
 
-_TOPIC = "cluster"
 # Logs, events and files of one run are ordered by their hosts' clocks.
 _SKEW_S = 0.5
 # Signed requests to cloud storage are refused from here on.
@@ -27,7 +26,6 @@ class Reason(enum.StrEnum):
     TIMEOUT = "timeout"
     UNKNOWN_NAME = "unknown name"
     NO_ROUTE = "no route"
-    FOREIGN_ADDRESS = "foreign address"
     WRONG_HOST = "another host answers"
     SILENT = "another program answers"
     ERROR = "error"
@@ -37,12 +35,14 @@ class Reason(enum.StrEnum):
 _CAUSES = {
     Reason.REFUSED: (
         "the connection is refused",
-        "let the firewall on that host accept it, or end what rejects it.",
+        "let the firewall on that host accept it, or correct the address: ip address shows a "
+        "host's own.",
     ),
     Reason.TIMEOUT: (
         "no answer in time",
-        "let the firewall (security group, NetworkPolicy) pass connections between these hosts; a "
-        "slow network needs a higher --limit.",
+        "let the firewall (security group, NetworkPolicy) pass connections between these hosts, or "
+        "correct the address: ip address shows a host's own. A slow network needs a higher "
+        "--limit.",
     ),
     Reason.UNKNOWN_NAME: (
         "the name is unknown there",
@@ -52,10 +52,6 @@ _CAUSES = {
     Reason.NO_ROUTE: (
         "there is no route to it",
         "check that the host is up, and the route: ip route get ADDRESS.",
-    ),
-    Reason.FOREIGN_ADDRESS: (
-        "wrong interface, the address is not one of that host's",
-        "correct DNS, /etc/hosts, or the cluster's description; ip address shows a host's own.",
     ),
     Reason.WRONG_HOST: (
         "another host of the cluster answers there",
@@ -71,14 +67,10 @@ _CAUSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A failed connection between two hosts.
+    """A failed connection from the process `source` to the process `to`.
 
-    Args:
-        source: process id of the host that tried it.
-        to: process id of the other one.
-        is_free: True for a free port, False for the port of its task.
-        reason: outcome, a `Reason`.
-        address: numeric address that was tried; "" if the name is unknown.
+    `is_free` says whether it was to a free port, or to the port of its task. `address` is the
+    numeric address that was tried; "" if the name is unknown.
     """
 
     source: int
@@ -90,18 +82,11 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class SurveyedHost:
-    """One host, or one process of a cluster.
+    """One process of a cluster: its place, and what must be equal everywhere.
 
-    Args:
-        name: name in findings, such as "worker 1".
-        address: host name or address in the cluster's description; "" if that has none.
-        port: port of its task; None without an address.
-        versions: versions of Python and packages.
-        settings: environment variables that must be equal.
-        devices: its devices, as text.
-        findings: fields of the warnings and errors of `stratagem doctor` there.
-        own_name: numeric address that it has for its own name; "" for none.
-        run_address: address at which its collectives listen.
+    `address` and `port` are those of the cluster's description; "" and None if it has none.
+    `findings` are the fields of the warnings and errors there, and `run_address` is the address at
+    which its collectives listen.
     """
 
     name: str
@@ -111,26 +96,19 @@ class SurveyedHost:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     devices: str = ""
     findings: Sequence[Mapping[str, Any]] = ()
-    own_name: str = ""
     run_address: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """Facts about all hosts and the connections between them.
+    """Facts about all hosts, by process id, and the connections between them that failed.
 
-    Args:
-        hosts: the hosts, by process id.
-        failures: connections that failed, of all that were tried. The port of the first task is not
-            tried: the others have joined through it.
-        owned: by host, True for those numeric addresses of its failures that it has.
-        offset_s: how far each clock is ahead of the first host's.
-        uncertainty_s: error limits of `offset_s`.
+    The port of the first task is not tried: the others have joined through it. Each clock is
+    `offset_s` ahead of the first host's, within `uncertainty_s`.
     """
 
     hosts: Sequence[SurveyedHost]
     failures: Sequence[Failure]
-    owned: Sequence[Mapping[str, bool]]
     offset_s: Sequence[float]
     uncertainty_s: Sequence[float]
 
@@ -140,12 +118,10 @@ def clock_offsets(
 ) -> tuple[list[float], list[float]]:
     """Returns how far each clock is ahead of the first one, and the error limits.
 
-    Args:
-        readings: of each host, its clock before and after each of several exchanges.
-
-    No process leaves an exchange before all have begun it, so each host's time before is earlier
-    than any other's time after. That bounds the offset from both sides; the bounds of all exchanges
-    hold together.
+    `readings` has, of each host, its clock before and after each of several exchanges. No process
+    leaves an exchange before all have begun it, so each host's time before is earlier than any
+    other's time after. That bounds the offset from both sides; the bounds of all exchanges hold
+    together.
     """
     offsets_s, uncertainties_s = [0.0], [0.0]
     for own in readings[1:]:
@@ -160,63 +136,29 @@ def clock_offsets(
 
 def check_survey(survey: Survey) -> list[Finding]:
     """Returns all findings of a survey, those that hide others first."""
-    return [
-        *_check_connections(survey),
-        *_check_names(survey),
-        *_check_clocks(survey),
-        *_check_equality(survey),
-        *_merge_findings(survey),
-    ]
+    checks = (_check_connections, _check_clocks, _check_equality, _merged_findings)
+    return [one for check in checks for one in under("cluster", check(survey))]
 
 
 def _check_connections(survey: Survey) -> Iterator[Finding]:
-    sources: dict[tuple[bool, int, Reason, str], list[int]] = defaultdict(list)
+    sources: dict[tuple[bool, int, str, str], list[int]] = defaultdict(list)
     for one in survey.failures:
-        sources[one.is_free, one.to, _reason(survey, one), one.address].append(one.source)
+        sources[one.is_free, one.to, one.reason, one.address].append(one.source)
     for (is_free, to, reason, address), indices in sorted(sources.items()):
         host = survey.hosts[to]
         place = host.run_address if is_free else join_address(host.address, host.port or 0)
         on = " on free ports, which collectives use" if is_free else ""
         resolved = "" if address in ("", host.address, place) else f" ({address})"
-        cause, fix = _CAUSES[reason]
-        yield Finding(
-            _TOPIC,
-            Level.ERROR,
+        cause, fix = _CAUSES[Reason(reason)]
+        yield error(
             f"{_listed(survey, indices)} cannot reach {host.name} at {place}{resolved}{on}: "
             f"{cause}.",
             fix,
         )
     if not sources:
         has_ports = any(host.port is not None for host in survey.hosts)
-        yield Finding(
-            _TOPIC,
-            Level.OK,
-            f"All {len(survey.hosts)} hosts reach each other, on free ports"
-            f"{' and on the ports of the cluster' if has_ports else ''}.",
-        )
-
-
-def _reason(survey: Survey, one: Failure) -> Reason:
-    reason = Reason(one.reason)
-    is_foreign = survey.owned[one.to].get(one.address) is False
-    if is_foreign and reason in (Reason.REFUSED, Reason.TIMEOUT, Reason.SILENT, Reason.NO_ROUTE):
-        return Reason.FOREIGN_ADDRESS
-    return reason
-
-
-def _check_names(survey: Survey) -> Iterator[Finding]:
-    """Names that a host itself resolves to its loopback interface, as Debian does."""
-    for host in survey.hosts:
-        if is_loopback(host.own_name) and not is_loopback(host.run_address):
-            yield Finding(
-                _TOPIC,
-                Level.WARNING,
-                f"{host.name} has the wrong interface for its own name: {host.address} is "
-                f"{host.own_name} there, and others reach it at {host.run_address}. Servers that "
-                "listen at their name are out of reach.",
-                f"remove the line of {host.own_name} from /etc/hosts there, or use addresses in "
-                "place of names.",
-            )
+        ports = " and on the ports of the cluster" if has_ports else ""
+        yield ok(f"All {len(survey.hosts)} hosts reach each other, on free ports{ports}.")
 
 
 def _check_clocks(survey: Survey) -> Iterator[Finding]:
@@ -224,81 +166,58 @@ def _check_clocks(survey: Survey) -> Iterator[Finding]:
     clocks = list(zip(survey.hosts, survey.offset_s, survey.uncertainty_s, strict=True))[1:]
     skewed = [one for one in clocks if abs(one[1]) - one[2] >= _SKEW_S]
     for host, offset_s, uncertainty_s in skewed:
-        yield Finding(
-            _TOPIC,
-            Level.ERROR if abs(offset_s) >= _FATAL_SKEW_S else Level.WARNING,
-            f"The clock of {host.name} is {abs(offset_s):.3f} s "
-            f"{'ahead of' if offset_s > 0 else 'behind'} {first}'s (±{1e3 * uncertainty_s:.2g} "
-            "ms).",
+        problem = error if abs(offset_s) >= _FATAL_SKEW_S else warning
+        side = "ahead of" if offset_s > 0 else "behind"
+        yield problem(
+            f"The clock of {host.name} is {abs(offset_s):.3f} s {side} {first}'s "
+            f"(±{1e3 * uncertainty_s:.2g} ms).",
             "synchronize both with chrony or systemd-timesyncd (chronyc tracking, timedatectl). "
             "Certificates, signed requests to storage and the order of a run's events need it.",
         )
     if clocks and not skewed:
         most_s = max(abs(offset_s) + uncertainty_s for _, offset_s, uncertainty_s in clocks)
-        yield Finding(
-            _TOPIC, Level.OK, f"Clocks differ from {first}'s by at most {1e3 * most_s:.2g} ms."
-        )
+        yield ok(f"Clocks differ from {first}'s by at most {1e3 * most_s:.2g} ms.")
 
 
 def _check_equality(survey: Survey) -> Iterator[Finding]:
-    differing = False
-    for name, groups in _compared(survey, [host.versions for host in survey.hosts], "missing"):
-        differing = True
-        yield _different_versions(survey, name, groups)
-    for name, groups in _compared(survey, [host.settings for host in survey.hosts], "not set"):
-        yield Finding(
-            _TOPIC,
-            Level.WARNING,
-            _difference(survey, name, groups),
-            f"set {name} alike on all hosts: all processes compile the same program.",
-        )
-    devices = [{"The set of devices": host.devices} for host in survey.hosts]
-    for name, groups in _compared(survey, devices, ""):
-        differing = True
-        yield Finding(
-            _TOPIC,
-            Level.ERROR,
-            _difference(survey, name, groups),
-            "start each worker with the same devices (CUDA_VISIBLE_DEVICES, the pod's resources).",
-        )
-    if not differing:
-        first = survey.hosts[0]
-        shown = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-        yield Finding(_TOPIC, Level.OK, f"All have {shown}; and {first.devices}.")
+    hosts = survey.hosts
+    versions = list(_differences(survey, [host.versions for host in hosts], "missing"))
+    for name, common, text in versions:
+        if name != "Python":
+            others = "on the others; all processes compile the same program."
+            yield error(text, f'pip install "{name}=={common}" {others}')
+            continue
+        # Bytecode is that of the minor version.
+        minors = {host.versions[name].rpartition(".")[0] for host in hosts}
+        problem = warning if len(minors) == 1 else error
+        sent = "functions are sent between them as bytecode."
+        yield problem(text, f"use Python {common} on all hosts: {sent}")
+    for name, _, text in _differences(survey, [host.settings for host in hosts], "not set"):
+        fix = f"set {name} alike on all hosts: all processes compile the same program."
+        yield warning(text, fix)
+    devices = [{"The set of devices": host.devices} for host in hosts]
+    for _, _, text in (sets := list(_differences(survey, devices, ""))):
+        fix = "start each worker with the same devices (CUDA_VISIBLE_DEVICES, the pod's resources)."
+        yield error(text, fix)
+    if not versions and not sets:
+        shown = ", ".join(f"{name} {version}" for name, version in hosts[0].versions.items())
+        yield ok(f"All have {shown}; and {hosts[0].devices}.")
 
 
-def _compared(
+def _differences(
     survey: Survey, values: Sequence[Mapping[str, str]], absent: str
-) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """Yields each name whose values differ, with the hosts of each value."""
+) -> Iterator[tuple[str, str, str]]:
+    """Yields each name whose values differ, its most frequent value, and who has which."""
     for name in dict.fromkeys(name for one in values for name in one):
         groups: dict[str, list[int]] = defaultdict(list)
         for index in range(len(survey.hosts)):
             groups[values[index].get(name, absent)].append(index)
         if len(groups) > 1:
-            yield name, groups
+            shown = "; ".join(f"{value} on {_listed(survey, at)}" for value, at in groups.items())
+            yield name, max(groups, key=lambda one: len(groups[one])), f"{name} differs: {shown}."
 
 
-def _different_versions(survey: Survey, name: str, groups: Mapping[str, list[int]]) -> Finding:
-    common = max(groups, key=lambda version: len(groups[version]))
-    level = Level.ERROR
-    if name == "Python":
-        if len({version.rpartition(".")[0] for version in groups}) == 1:
-            level = Level.WARNING  # bytecode is that of the minor version
-        fix = f"use Python {common} on all hosts: functions are sent between them as bytecode."
-    else:
-        fix = (
-            f'pip install "{name}=={common}" on the others; all processes compile the same program.'
-        )
-    return Finding(_TOPIC, level, _difference(survey, name, groups), fix)
-
-
-def _difference(survey: Survey, what: str, groups: Mapping[str, Sequence[int]]) -> str:
-    shown = "; ".join(f"{value} on {_listed(survey, at)}" for value, at in groups.items())
-    return f"{what} differs: {shown}."
-
-
-def _merge_findings(survey: Survey) -> Iterator[Finding]:
+def _merged_findings(survey: Survey) -> Iterator[Finding]:
     """Yields the findings of all hosts, equal ones once."""
     merged: dict[Finding, list[int]] = defaultdict(list)
     for index, host in enumerate(survey.hosts):
@@ -306,15 +225,12 @@ def _merge_findings(survey: Survey) -> Iterator[Finding]:
         for finding in dict.fromkeys(found):
             merged[finding].append(index)
     for finding, indices in merged.items():
-        text = f"{_listed(survey, indices)}: {finding.text}"
-        yield dataclasses.replace(finding, text=text)
+        yield dataclasses.replace(finding, text=f"{_listed(survey, indices)}: {finding.text}")
 
 
 def _listed(survey: Survey, indices: Iterable[int]) -> str:
     names = [survey.hosts[index].name for index in indices]
     if len(names) == len(survey.hosts) > 2:
         return "all hosts"
-    if len(names) > _MOST_NAMED:
-        more = len(names) - _MOST_NAMED
-        return f"{', '.join(names[:_MOST_NAMED])} and {more} others"
-    return ", ".join(names)
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} others" if more > 0 else "")

@@ -10,8 +10,7 @@ The command runs on every host, as a training script would, and goes through the
 3. Some exchanges in a row bound the differences of the clocks.
 4. Each connects to the gates of all others. A gate admits holders of the secret only, and tells
    them the number of its process.
-5. They tell each other whom they did not reach, and at which address; then which of these
-   addresses are their own.
+5. They tell each other whom they did not reach, and at which address.
 
 All have the same survey then, and print the same findings. If a process does not come, or is lost,
 the group names it on all others within a limit, and each of these examines its own machine instead.
@@ -36,7 +35,7 @@ from stratagem import logs, settings
 from stratagem.cli.doctor.accelerators import counted_devices, probe_devices
 from stratagem.cli.doctor.clusters import check_own_address, examine_resolvers
 from stratagem.cli.doctor.examination import examine, variables_of_user
-from stratagem.cli.doctor.findings import Finding, Level, problems
+from stratagem.cli.doctor.findings import Finding, Level, error, under
 from stratagem.cli.doctor.survey import (
     Failure,
     Reason,
@@ -54,7 +53,6 @@ from stratagem.errors import DeadlineExceededError, explain
 from stratagem.group.authentication.connections import (
     UnansweredError,
     listening_sockets,
-    local_addresses,
     reach,
 )
 from stratagem.group.authentication.secret import Credentials, Gate
@@ -76,7 +74,6 @@ _VARIABLES = (
 )
 # JAX is started for the facts, and has two minutes for that.
 _STEP_LIMIT_S = 180.0
-_LIMIT_NAME = "a limit of the doctor"
 _NUM_READINGS = 5
 # Connections that a process tries at once: a gate cuts handshakes short beyond 64 of an address.
 _MOST_AT_ONCE = 32
@@ -95,15 +92,18 @@ def examine_together(wait_s: float, limit_s: float) -> tuple[Survey | None, Iter
     Without a survey, the findings say why, and describe this machine.
     """
     findings, resolver = examine_resolvers(ENVIRONMENTS)
-    if errors := [finding for finding in findings if finding.level is Level.ERROR]:
-        return None, iter(errors)
-    identity = None if resolver is None else identity_in(resolver)
+    wrong = [finding for finding in findings if finding.level is Level.ERROR]
+    identity = None if wrong or resolver is None else identity_in(resolver)
     if identity is None:
-        return None, iter([_no_cluster()])
+        alone = error(
+            "The environment describes no cluster of several hosts, or not the task of this one.",
+            "set TF_CONFIG on each host, or start it by a launcher.",
+        )
+        return None, under("cluster", wrong or [alone])
     try:
         survey = take_survey(identity, wait_s, limit_s)
-    except (OSError, RuntimeError, ValueError) as error:
-        return None, itertools.chain([_finding_of(error)], examine())
+    except (OSError, RuntimeError, ValueError) as failed:
+        return None, itertools.chain(under("cluster", [_finding_of(failed)]), examine())
     return survey, iter(check_survey(survey))
 
 
@@ -157,7 +157,7 @@ def take_survey(identity: Identity, wait_s: float, limit_s: float) -> Survey:
     credentials = Credentials.find(identity.label, [identity.host, *identity.hosts])
     own = identity.addresses[identity.process_id : identity.process_id + 1]
     # Before this process listens there itself.
-    found = [one for place in own for one in check_own_address(join_address(*place))]
+    found = [check_own_address(join_address(*place)) for place in own]
     limits = GroupLimits(
         join_s=wait_s,
         peer_s=settings.read("peer_timeout_s"),
@@ -166,16 +166,15 @@ def take_survey(identity: Identity, wait_s: float, limit_s: float) -> Survey:
     )
     try:
         group = Group(identity, limits, credentials)
-    except DeadlineExceededError as error:
-        problem = str(error).partition("\n")[0]
+    except DeadlineExceededError as late:
         raise DeadlineExceededError(
             explain(
-                problem,
+                str(late).partition("\n")[0],
                 expected=f"the command on all hosts within {wait_s:g} s.",
                 fix="start stratagem doctor --cluster on each host at the same time; --wait "
                 "changes the limit.",
             )
-        ) from error
+        ) from late
     try:
         survey = _exchange_all(group, credentials, found, limit_s)
         group.leave()
@@ -187,47 +186,37 @@ def take_survey(identity: Identity, wait_s: float, limit_s: float) -> Survey:
 def _exchange_all(
     group: Group, credentials: Credentials, found: Iterable[Finding], limit_s: float
 ) -> Survey:
-    identity, count = group.identity, group.num_processes
-    logs.announce(_logger, f"{identity.label}: all {count} have joined, and examine themselves")
+    own, count = group.process_id, group.num_processes
+    logs.announce(
+        _logger, f"{group.identity.label}: all {count} have joined, and examine themselves"
+    )
 
     def tell_number(connection: socket.socket, claim: str) -> None:
         del claim  # whoever asks
         with connection, contextlib.suppress(OSError):
-            connection.send(str(identity.process_id).encode())
+            connection.send(str(own).encode())
 
     def exchange(name: str, value: object, limit_s: float = _STEP_LIMIT_S) -> list[Any]:
-        return group.exchange(name, value, timeout_s=limit_s, setting=_LIMIT_NAME)
+        return group.exchange(name, value, timeout_s=limit_s, setting="a limit of the doctor")
 
-    of_task, free = _listeners(group, credentials)
-    with Gate([*of_task, *free], credentials, tell_number, purpose=_PURPOSE):
-        facts = dataclasses.asdict(own_facts(identity, group.own_address, found))
-        free_port = free[0].getsockname()[1] if free else None
-        told = exchange("facts of each host", [facts, bool(of_task), free_port])
+    listeners, places = _listeners(group, credentials)
+    with Gate(listeners, credentials, tell_number, purpose=_PURPOSE):
+        facts = dataclasses.asdict(own_facts(group.identity, group.own_address, found))
+        told = exchange("facts of each host", [facts, places])
         readings: list[tuple[float, float]] = []
         for number in range(_NUM_READINGS):
             before_s = time.time()
             exchange(f"clock {number}", None)
             readings.append((before_s, time.time()))
-        hosts = [SurveyedHost(**one) for one, _, _ in told]
-        places = [
-            [
-                identity.addresses[index] if has_port else None,
-                None if free_port is None else (host.run_address, free_port),
-            ]
-            for index, (host, (_, has_port, free_port)) in enumerate(zip(hosts, told, strict=True))
-        ]
-        trying = _failures(places, identity.process_id, credentials, limit_s)
+        trying = _failures([places for _, places in told], own, credentials, limit_s)
         failed = [dataclasses.astuple(one) for one in asyncio.run(trying)]
         # Each connection is a lookup, a handshake of two parts, and an answer.
         rounds = math.ceil(2 * count / _MOST_AT_ONCE)
-        told = exchange("connections", [failed, readings], _STEP_LIMIT_S + 4 * limit_s * rounds)
-    failures = [Failure(*one) for own, _ in told for one in own]
-    tried = {one.address for one in failures if one.to == identity.process_id and one.address}
-    offset_s, uncertainty_s = clock_offsets([own for _, own in told])
+        results = exchange("connections", [failed, readings], _STEP_LIMIT_S + 4 * limit_s * rounds)
+    offset_s, uncertainty_s = clock_offsets([one for _, one in results])
     return Survey(
-        hosts=hosts,
-        failures=failures,
-        owned=exchange("addresses", {one: local_addresses(one) == [one] for one in tried}),
+        hosts=[SurveyedHost(**one) for one, _ in told],
+        failures=[Failure(*one) for several, _ in results for one in several],
         offset_s=offset_s,
         uncertainty_s=uncertainty_s,
     )
@@ -236,12 +225,8 @@ def _exchange_all(
 def own_facts(identity: Identity, run_address: str, found: Iterable[Finding]) -> SurveyedHost:
     """Returns what this process tells the others, with the findings that were made before."""
     address, port = dict(enumerate(identity.addresses)).get(identity.process_id, ("", None))
-    own_name = ""
-    with contextlib.suppress(OSError, UnicodeError):  # `check_own_address` has reported it
-        own_name = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
-    probe = probe_devices()
-    made = problems([*found, *examine(probe=probe, has_cluster=False)])
-    variables = variables_of_user()
+    probe, variables = probe_devices(), variables_of_user()
+    made = [*under("cluster", found), *examine(probe=probe, has_cluster=False)]
     return SurveyedHost(
         name=identity.label.partition(" (")[0],
         address=address,
@@ -249,56 +234,52 @@ def own_facts(identity: Identity, run_address: str, found: Iterable[Finding]) ->
         versions={"Python": platform.python_version(), **installed_versions(_PACKAGES)},
         settings={name: variables[name] for name in _VARIABLES if name in variables},
         devices=", ".join(counted_devices(probe.devices)) or "none",
-        findings=[dataclasses.asdict(one) for one in made],
-        own_name=own_name if address else "",
+        findings=[dataclasses.asdict(one) for one in made if one.is_problem],
         run_address=run_address,
     )
 
 
 def _listeners(
     group: Group, credentials: Credentials
-) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Returns sockets at the port of this task, and at a free port of its address in a run.
+) -> tuple[list[socket.socket], list[tuple[str, int, bool]]]:
+    """Returns sockets at a free port of the address in a run, and at the port of this task.
 
+    They come with the places at which others reach them, which say whether the port is a free one.
     The hub of the group has the port of the first task.
     """
     identity = group.identity
-    places = [(group.own_address, 0)]
+    wanted = [(group.own_address, 0)]
     if identity.process_id and identity.addresses:
-        places.append(identity.addresses[identity.process_id])
-    found: list[list[socket.socket]] = []
-    for host, port in places:
-        sockets: list[socket.socket] = []
+        wanted.append(identity.addresses[identity.process_id])
+    sockets: list[socket.socket] = []
+    places: list[tuple[str, int, bool]] = []
+    for host, port in wanted:
         with contextlib.suppress(OSError):  # `check_own_address` has reported it
             is_proved = credentials.secret is not None
-            sockets = listening_sockets(host, port, identity.hosts, may_be_everywhere=is_proved)
-        found.append(sockets)
-    free, *of_task = found
-    return [one for sockets in of_task for one in sockets], free[:1]
+            found = listening_sockets(host, port, identity.hosts, may_be_everywhere=is_proved)
+            for one in found[: None if port else 1]:
+                sockets.append(one)
+                places.append((host, port or one.getsockname()[1], not port))
+    return sockets, list(dict.fromkeys(places))
 
 
 async def _failures(
-    places: Sequence[Sequence[tuple[str, int] | None]],
+    places: Sequence[Sequence[tuple[str, int, bool]]],
     own: int,
     credentials: Credentials,
     limit_s: float,
 ) -> list[Failure]:
-    """Tries the two places of all other processes: the port of the task, and the free port."""
+    """Tries all places of the other processes."""
     turn = asyncio.Semaphore(_MOST_AT_ONCE)
 
-    async def try_place(to: int, place: tuple[str, int], *, is_free: bool) -> Failure:
+    async def try_place(to: int, host: str, port: int, is_free: bool) -> Failure:
         async with turn:
-            reason, address = await attempt(*place, credentials, to, limit_s)
+            reason, address = await attempt(host, port, credentials, to, limit_s)
         return Failure(own, to, is_free, reason, address)
 
     # Each begins with the next one, so that no process is tried by all others at once.
     order = [(own + step) % len(places) for step in range(1, len(places))]
-    tries = [
-        try_place(to, place, is_free=bool(is_free))
-        for to in order
-        for is_free, place in enumerate(places[to])
-        if place is not None
-    ]
+    tries = [try_place(to, *place) for to in order for place in places[to]]
     return [one for one in await asyncio.gather(*tries) if one.reason != Reason.REACHED]
 
 
@@ -347,8 +328,8 @@ async def _attempt_at(
         return Reason.TIMEOUT
     except ConnectionRefusedError:
         return Reason.REFUSED
-    except OSError as error:
-        is_lost = error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES)
+    except OSError as failed:
+        is_lost = failed.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES)
         return Reason.NO_ROUTE if is_lost else Reason.ERROR
     with connection, contextlib.suppress(OSError):
         receiving = asyncio.get_running_loop().sock_recv(connection, _ANSWER_BYTES)
@@ -357,22 +338,10 @@ async def _attempt_at(
     return Reason.SILENT
 
 
-def _no_cluster() -> Finding:
-    return Finding(
-        "cluster",
-        Level.ERROR,
-        "The environment describes no cluster of several hosts, or not the task of this one.",
-        "set TF_CONFIG on each host, or start it by a launcher.",
-    )
-
-
-def _finding_of(error: Exception) -> Finding:
+def _finding_of(failed: Exception) -> Finding:
     """Returns the error of a group as a finding; it may end with the place of this process."""
-    problem, _, rest = str(error).partition("\nFix: ")
+    problem, _, rest = str(failed).partition("\nFix: ")
     fix = " ".join(line for line in rest.splitlines() if not line.startswith("This is "))
-    return Finding(
-        "cluster",
-        Level.ERROR,
-        problem.replace("\n", " "),
-        fix or "see what the command prints on the other hosts.",
+    return error(
+        problem.replace("\n", " "), fix or "see what the command prints on the other hosts."
     )

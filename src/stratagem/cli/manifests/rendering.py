@@ -6,7 +6,6 @@ before anything is rendered. What is rendered is checked by the cluster that get
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.resources
 import math
 import re
@@ -164,7 +163,7 @@ def _environment(jinja2_module: types.ModuleType) -> Any:
     )
     environment.globals["new_secret"] = new_secret
     environment.filters |= {
-        "literal": _literal,
+        "literal": lambda value: str(value).replace("$", "$$"),
         "quoted": _quoted,
         "shell": shlex.quote,
         "shell_words": _shell_words,
@@ -205,10 +204,6 @@ def _quoted(value: object) -> str:
     )
 
 
-def _literal(value: object) -> str:
-    return str(value).replace("$", "$$")
-
-
 def _shell_words(value: object) -> list[str]:
     """Splits a command line into words; returns a list unchanged."""
     if isinstance(value, list | tuple):
@@ -234,183 +229,58 @@ def _environment_value(value: object, name: str) -> str:
     return str(value)
 
 
-# Valid values of the packaged templates' variables.
+# Values that a packaged template renders as they are meant. What else may be wrong with one, such
+# as the name of an image, is for the cluster that gets it to say.
 
-_MAX_PORT = 65535
-_MAX_INT32 = 2**31 - 1
-_MAX_LABEL_LETTERS = 63
-# Kubernetes' limit for an indexed Job with a backoff limit per index.
-_MAX_WORKERS = 100_000
-_TASK_ROLES = {"worker": "worker_replicas", "ps": "ps_replicas", "evaluator": "has_eval"}
+# Written without quotes in several places, which these letters cannot leave.
+_NAME = "[a-z]([-a-z0-9]*[a-z0-9])?", "lowercase letters, digits and dashes, a letter first."
+# A line of #SBATCH is one word: after a space or a line break comes another option.
+_WORD = r"[^\s#]*", "one word."
+_FILE = "(?s:.+)", "the path of a file."
+_TEXT = "(?s:.*)", "text."
+_FORMS: dict[str, tuple[str, str]] = {
+    "train_dir": (r"/[^:]*[^:/][^:]*|[a-z0-9]+://\S+", "a folder as /path, or a URL."),
+    "workload": ("Job|JobSet|TrainJob", "Job, JobSet or TrainJob."),
+    "python": _FILE,
+}
+# The least number, where that is not 0. A pod of root would never start.
+_LEAST: dict[str, int] = dict.fromkeys(("worker_replicas", "tasks_per_node", "port", "user_id"), 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class _VariableRule:
-    """Valid values of a template variable; `expected` describes them in error messages."""
+def _check_values(
+    values: Mapping[str, object],
+    packaged: str,
+    forms: Mapping[str, tuple[str, str]],
+    least: Mapping[str, int] = _LEAST,
+) -> None:
+    """Raises ValueError for a value of another type or form than in the packaged template.
 
-    is_valid: Callable[[object], bool]
-    expected: str
-
-
-def _check_values(values: Mapping[str, object], rules: Mapping[str, _VariableRule]) -> None:
-    """Raises ValueError for the first invalid value; variables without a rule may be anything."""
+    Variables of a custom template may be anything.
+    """
+    known = Template(packaged).variables
     for variable, value in values.items():
-        rule = rules.get(variable)
-        if rule is None or rule.is_valid(value):
-            continue
-        raise invalid(
-            f"{variable}={value!r} is not valid.",
-            expected=rule.expected,
-            fix=f"set {variable} to such a value.",
-        )
-
-
-def _check_pod_names(values: Mapping[str, Any]) -> None:
-    """Raises ValueError if a pod's name would be too long for a DNS label."""
-    # A JobSet numbers its Jobs too.
-    middle = "" if values.get("workload", "Job") == "Job" else "-0"
-    for role, variable in _TASK_ROLES.items():
-        count = int(values.get(variable, 0))
-        _check_name_length(
-            f"{values.get('name', '')}-{role}{middle}-{max(count - 1, 0)}" if count else "",
-            f"last {role}",
-        )
-
-
-def _check_name_length(name: str, owner: str, longest: int = _MAX_LABEL_LETTERS) -> None:
-    """Raises ValueError for a name that is too long; `owner` names its object in the message."""
-    if len(name) > longest:
-        raise invalid(
-            f"The name of the {owner}, {name!r}, has {len(name)} characters.",
-            expected=f"at most {longest}.",
-            fix="choose a shorter name.",
-        )
+        default, (form, expected) = known.get(variable), forms.get(variable, _TEXT)
+        if isinstance(default, bool):
+            is_valid, expected = isinstance(value, bool), "True or False."
+        elif isinstance(default, int):
+            lowest = least.get(variable, 0)
+            is_valid = type(value) is int and value >= lowest
+            expected = f"an integer of at least {lowest}."
+        elif variable == "cmdline_args" and isinstance(value, list | tuple):
+            is_valid, expected = all(map(_is_text, value)), "text, or a list of words."
+        else:
+            is_valid = default is None or (_is_text(value) and re.fullmatch(form, str(value)))
+        if not is_valid:
+            raise invalid(
+                f"{variable}={value!r} is not valid.",
+                expected=expected,
+                fix=f"set {variable} to such a value.",
+            )
 
 
 def _is_text(value: object) -> bool:
     """Returns True if a process accepts the string as an argument."""
-    if not isinstance(value, str) or "\0" in value:
-        return False
-    return not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
-def _matches(pattern: str) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
-
-
-def _int_rule(minimum: int, maximum: int = _MAX_INT32) -> _VariableRule:
-    def is_valid(value: object) -> bool:
-        return type(value) is int and minimum <= value <= maximum
-
-    most = "" if maximum == _MAX_INT32 else f" and at most {maximum}"
-    return _VariableRule(is_valid, f"an integer of at least {minimum}{most}.")
-
-
-def _is_command_line(value: object) -> bool:
-    return all(map(_is_text, value)) if isinstance(value, list | tuple) else _is_text(value)
-
-
-_BOOLEAN = _VariableRule(lambda value: isinstance(value, bool), "True or False.")
-_COMMAND_LINE = _VariableRule(_is_command_line, "text, or a list of words.")
-_FILE = _VariableRule(lambda value: _is_text(value) and value != "", "the path of a file.")
-_DNS_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-_ARRAY_PART = r"\d+(-\d+(:[1-9]\d*)?)?"
-_QUANTITY = r"[0-9]+(\.[0-9]+)?([EPTGMk]i?|Ki)?"
-
-# Of template.yaml.jinja.
-_KUBERNETES: Mapping[str, _VariableRule] = {
-    "name": _VariableRule(
-        _matches(r"[a-z]([-a-z0-9]*[a-z0-9])?"),
-        "a DNS label: lowercase letters, digits and dashes, starting with a letter, no final dash.",
-    ),
-    "image": _VariableRule(_matches(r"\S+"), "the name of a container image."),
-    "worker_replicas": _int_rule(1, _MAX_WORKERS),
-    "ps_replicas": _int_rule(0, _MAX_WORKERS),
-    "input_replicas": _int_rule(0, _MAX_WORKERS),
-    "num_gpus_per_worker": _int_rule(0),
-    "has_eval": _BOOLEAN,
-    "has_tensorboard": _BOOLEAN,
-    "train_dir": _VariableRule(
-        lambda value: _is_text(value) and _matches(r"/[^:]*[^:/][^:]*|[a-z0-9]+://\S+")(value),
-        "a folder as /path, or a URL such as gs://bucket/folder.",
-    ),
-    "script": _FILE,
-    "cmdline_args": _COMMAND_LINE,
-    "credential_secret_json": _VariableRule(_matches(r"[-._a-zA-Z0-9]+"), "the name of a file."),
-    "credential_secret_key": _VariableRule(
-        _matches(f"({_DNS_NAME})?"), 'the name of a secret, or "".'
-    ),
-    "run_secret": _VariableRule(_matches(f"({_DNS_NAME})?"), 'the name of a secret, or "".'),
-    "port": dataclasses.replace(_int_rule(1, _MAX_PORT), expected=f"a port from 1 to {_MAX_PORT}."),
-    "max_restarts": _int_rule(0),
-    "grace_period_s": _int_rule(0),
-    "volume_size": _VariableRule(_matches(_QUANTITY), "a size such as 10Gi."),
-    "volume_access_mode": _VariableRule(
-        _matches("ReadWriteMany|ReadWriteOnce"), "ReadWriteMany or ReadWriteOnce."
-    ),
-    "storage_class": _VariableRule(
-        _matches(f"({_DNS_NAME})?"), 'the name of a storage class, or "".'
-    ),
-    "expose_tasks": _BOOLEAN,
-    "workload": _VariableRule(_matches("Job|JobSet|TrainJob"), "Job, JobSet or TrainJob."),
-    "queue": _VariableRule(
-        lambda value: _matches(f"({_DNS_NAME})?")(value) and len(str(value)) <= _MAX_LABEL_LETTERS,
-        'the name of a LocalQueue, of at most 63 characters, or "".',
-    ),
-    "cpus_per_task": _int_rule(0),
-    "memory_per_task": _VariableRule(_matches(f"({_QUANTITY})?"), 'a size such as 4Gi, or "".'),
-    "max_evictions": _int_rule(0),
-    "user_id": dataclasses.replace(_int_rule(1), expected="the number of a user other than root."),
-    "read_only_root": _BOOLEAN,
-}
-
-# Of ray.yaml.jinja.
-_RAY: Mapping[str, _VariableRule] = {
-    **{name: _KUBERNETES[name] for name in ("name", "image", "worker_replicas")},
-    "ps_replicas": _int_rule(1, _MAX_WORKERS),
-    "num_gpus_per_worker": _int_rule(0),
-    "cpus_per_task": _int_rule(1),
-    "memory_per_task": _VariableRule(_matches(_QUANTITY), "a size such as 4Gi."),
-    "ray_version": _VariableRule(_matches(r"[0-9]+(\.[0-9a-z]+)+"), "a version such as 2.60.0."),
-    "token_secret": _VariableRule(_matches(_DNS_NAME), "the name of a secret."),
-    "script": _VariableRule(_is_text, 'the path of a file, or "".'),
-    "expose_jobs": _BOOLEAN,
-    **{
-        name: _KUBERNETES[name]
-        for name in (
-            *("port", "cmdline_args", "max_restarts", "grace_period_s", "queue"),
-            *("max_evictions", "user_id", "read_only_root"),
-        )
-    },
-}
-
-# Of slurm.sh.jinja.
-_SLURM: Mapping[str, _VariableRule] = {
-    "name": _VariableRule(
-        _matches(r"[A-Za-z0-9][-._A-Za-z0-9]*"), "letters, digits, dots, dashes and underscores."
-    ),
-    "worker_replicas": _int_rule(1),
-    "ps_replicas": _int_rule(0),
-    "heterogeneous": _BOOLEAN,
-    "tasks_per_node": _int_rule(1),
-    "num_gpus_per_worker": _int_rule(0),
-    "cpus_per_worker": _int_rule(0),
-    "partition": _VariableRule(
-        _matches(r"([-._A-Za-z0-9]+(,[-._A-Za-z0-9]+)*)?"), "partition names separated by commas."
-    ),
-    "time": _VariableRule(
-        _matches(r"(\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE)?"),
-        "minutes, or a time such as 30:00, 12:00:00, 1-12, 1-12:00 or 1-12:00:00.",
-    ),
-    "array": _VariableRule(
-        _matches(rf"({_ARRAY_PART}(,{_ARRAY_PART})*(%[1-9]\d*)?)?"),
-        "indices such as 0-7, 1,3,5 or 0-15:4, and the number that run at once as in 0-7%2.",
-    ),
-    "python": _FILE,
-    "script": _FILE,
-    "cmdline_args": _COMMAND_LINE,
-    "grace_period_s": _int_rule(0, _MAX_PORT),
-}
+    return isinstance(value, str) and re.search("[\0\ud800-\udfff]", value) is None
 
 
 # Kubernetes manifests of a training cluster.
@@ -445,17 +315,13 @@ def render_kubernetes(
     """
     own = Template(kubernetes_template() if template is None else template, name)
     values = own.values(overrides or {})
-    _check_values(values, _KUBERNETES)
-    _check_pod_names(values)
+    _check_values(values, kubernetes_template(), {**_FORMS, "name": _NAME, "script": _FILE})
     return own.render(overrides)
 
 
 # KubeRay manifests of a training cluster.
 
 _RAY_TEMPLATE = "ray.yaml.jinja"
-
-# KubeRay's limits: it appends to these names.
-_MAX_NAME_LETTERS = {"RayCluster": 53, "RayJob": 47}
 
 
 def ray_template() -> str:
@@ -480,9 +346,8 @@ def render_ray(
     """
     own = Template(ray_template() if template is None else template, name)
     values = own.values(overrides or {})
-    _check_values(values, _RAY)
-    kind = "RayJob" if values.get("script") else "RayCluster"
-    _check_name_length(str(values.get("name", "")), kind, _MAX_NAME_LETTERS[kind])
+    # A program of parameter servers would wait for the first one.
+    _check_values(values, ray_template(), {"name": _NAME}, {**_LEAST, "ps_replicas": 1})
     return own.render(overrides)
 
 
@@ -518,7 +383,8 @@ def render_slurm(
     """
     own = Template(slurm_template() if template is None else template, name)
     values = own.values(overrides or {})
-    _check_values(values, _SLURM)
+    words = dict.fromkeys(("name", "partition", "time", "array"), _WORD)
+    _check_values(values, slurm_template(), {**_FORMS, **words, "script": _FILE})
     if values.get("heterogeneous") and values.get("array"):
         raise invalid(
             f"array={values['array']!r} was given with heterogeneous=True.",
@@ -548,7 +414,7 @@ def _fit_to_nodes(
         workers = nodes * on_a_node - others
     elif "tasks_per_node" not in updated:
         on_a_node = math.ceil((workers + others) / nodes)
-    _check_values({"worker_replicas": workers}, _SLURM)
+    _check_values({"worker_replicas": workers}, slurm_template(), {})
     needed = math.ceil((workers + others) / on_a_node)
     if needed != nodes:
         servers = f" and {others} tasks of servers" if others else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import re
 from collections.abc import Collection, Iterable
@@ -23,7 +22,6 @@ from stratagem.cli.migrate.rules import Advice, tensorflow_name
 MARK = "# STRATAGEM: "
 # Import statements of the roots of new names; other roots are imported by their own name.
 _IMPORTS = {"sg": ("stratagem", "sg"), "np": ("numpy", "np")}
-_BUILTINS = frozenset(vars(builtins))
 
 
 @dataclasses.dataclass
@@ -44,7 +42,7 @@ class FileContext:
 
     def _local(self, match: re.Match[str]) -> str:
         root = match[1]
-        if root in _BUILTINS or root not in _MODULES:
+        if root not in _MODULES:
             return root
         self.needed.add(root)
         return self.name_of(root)

@@ -80,7 +80,11 @@ def converted_chain(chain: Chain) -> tuple[str, list[str], str]:
     if any(one.star for operation in chain.operations for one in operation.arguments):
         raise UnknownChainError("arguments with a star")
     if chain.source.name == "from_generator":
-        return _from_generator(chain.source, chain.operations)
+        # A generator whose elements are batches: those that nothing batches.
+        given = [chain.source.argument(0, "generator") or ""]
+        if arguments := chain.source.argument(-1, "args"):
+            given.append(f"args={arguments}")
+        return "sg.input.Dataset.from_generator", given, "".join(map(_after, chain.operations))
     source, operations = _source(chain.source, chain.operations)
     batches = [index for index, one in enumerate(operations) if one.name == "batch"]
     if len(batches) != 1:
@@ -99,23 +103,6 @@ def converted_chain(chain: Chain) -> tuple[str, list[str], str]:
     # A shard is of examples, so it is taken before they are repeated.
     calls.sort(key=lambda one: one.startswith(".repeat"))
     return "sg.input.Dataset", arguments, "".join(calls)
-
-
-def _from_generator(
-    source: Operation, operations: Sequence[Operation]
-) -> tuple[str, list[str], str]:
-    """Returns a dataset of a generator whose elements are batches: those that nothing batches."""
-    function = source.argument(0, "generator")
-    arguments = next(
-        (
-            code_of(one.value)
-            for one in source.arguments
-            if one.keyword and one.keyword.value == "args"
-        ),
-        None,
-    )
-    given = [function or "", *([f"args={arguments}"] if arguments else [])]
-    return "sg.input.Dataset.from_generator", given, "".join(_after(one) for one in operations)
 
 
 def _source(source: Operation, operations: Sequence[Operation]) -> tuple[str, Sequence[Operation]]:
@@ -197,7 +184,7 @@ class DatasetRewriter(StatementRewriter):
             if chain is not None and chain.source is not None:
                 self._chains[node] = chain
         if node in self._chains:
-            self._inside.update(_calls_below(node))
+            self._inside.update(m.findall(node.func, m.Call()))
         return True
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
@@ -285,7 +272,3 @@ def _assigned(line: cst.BaseStatement) -> tuple[str | None, cst.BaseExpression |
             if isinstance(target, cst.Name):
                 return target.value, small.value
     return None, None
-
-
-def _calls_below(node: cst.Call) -> list[cst.CSTNode]:
-    return list(m.findall(node.func, m.Call()))

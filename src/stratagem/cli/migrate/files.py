@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +40,16 @@ _MAX_PARTS = 2  # "keras" and "keras.layers"
 class ModuleAliasRewriter(StatementRewriter):
     """Replaces `layers = tf.keras.layers` at the top of a file by an import of the same name."""
 
-    def __init__(self, context: FileContext) -> None:
-        super().__init__(context)
-        self._depth = 0
-
     def visit_IndentedBlock(self, node: cst.IndentedBlock) -> bool:
-        """Enters a block."""
-        self._depth += 1
-        return True
-
-    def leave_IndentedBlock(
-        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
-    ) -> cst.IndentedBlock:
-        """Leaves a block."""
-        self._depth -= 1
-        return updated_node
+        """Leaves blocks alone."""
+        return False
 
     def leave_Assign(
         self, original_node: cst.Assign, updated_node: cst.Assign
     ) -> cst.BaseSmallStatement:
         """Replaces the assignment."""
         target = original_node.targets[0].target
-        if self._depth or len(original_node.targets) > 1 or not isinstance(target, cst.Name):
+        if len(original_node.targets) > 1 or not isinstance(target, cst.Name):
             return updated_node
         is_name = dotted(original_node.value) is not None
         name = self.tensorflow_name(original_node.value) if is_name else None
@@ -177,32 +165,14 @@ class UnreadableSourceError(ValueError):
     """Raised for a file that is not Python 3."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rewritten:
-    """A program before and after."""
-
-    before: str
-    after: str
-
-    @property
-    def is_changed(self) -> bool:
-        """True if the program changed."""
-        return self.before != self.after
-
-    @property
-    def num_marks(self) -> int:
-        """Number of places that are left to a person."""
-        return sum(line.lstrip().startswith(MARK) for line in self.after.splitlines())
-
-
-def rewrite(source: str) -> Rewritten:
+def rewrite(source: str) -> str:
     """Rewrites a program; one that does not import TensorFlow stays as it is.
 
     Raises UnreadableSourceError if the program does not parse.
     """
     module = _parsed(source)
     if module is None or not imports_tensorflow(module):
-        return Rewritten(source, source)
+        return source
     if ".keras" in source:
         module = _visited(module, ModuleAliasRewriter(FileContext()))
     wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
@@ -221,7 +191,7 @@ def rewrite(source: str) -> Rewritten:
     module = module.visit(ImportRewriter(context, _used_names(module)))
     after = module.code
     _compile(after)
-    return Rewritten(source, after)
+    return after
 
 
 def _parsed(source: str) -> cst.Module | None:
@@ -285,10 +255,8 @@ _MAGIC_LINE = re.compile(r"^(?P<indent>\s*)(?P<text>[!%?].*|[\w.]+\s*=\s*[!%].*|
 _CELL_LINE = re.compile(rf"^{_CELL}\((\d+)\)\n?", re.MULTILINE)
 _MAGIC_CALL = re.compile(rf"{_MAGIC}\((\d+)\)")
 
-_Rewrite = Callable[[str], Rewritten]
 
-
-def rewrite_notebook(text: str, rewrite: _Rewrite) -> tuple[str, list[Rewritten]]:
+def rewrite_notebook(text: str) -> tuple[str, list[str]]:
     """Rewrites the code cells of a notebook; returns its text and the programs in it.
 
     The cells are one program, as they are when the notebook runs. Raises UnreadableSourceError for
@@ -297,7 +265,7 @@ def rewrite_notebook(text: str, rewrite: _Rewrite) -> tuple[str, list[Rewritten]
     notebook = _loaded(text)
     cells = [cell for cell in notebook["cells"] if cell.get("cell_type") == "code"]
     sources = ["".join(cell.get("source", ())) for cell in cells]
-    programs: list[Rewritten] = []
+    programs: list[str] = []
     new = list(sources)
     joined: list[str] = []
     magics: list[str] = []
@@ -306,11 +274,12 @@ def rewrite_notebook(text: str, rewrite: _Rewrite) -> tuple[str, list[Rewritten]
             head, _, body = source.partition("\n")
             if _error_line(body) is None:
                 programs.append(rewrite(body))
-                new[index] = f"{head}\n{programs[-1].after}"
+                new[index] = f"{head}\n{programs[-1]}"
         elif (code := _without_magics(source, magics)) is not None:
             joined.append(f"{_CELL}({index})\n{code}\n")
     programs.append(rewrite("".join(joined)))
-    for index, code in _split(programs[-1].after):
+    _, *parts = _CELL_LINE.split(programs[-1])
+    for index, code in zip(map(int, parts[::2]), parts[1::2], strict=True):
         # The line break after the last line is not part of a cell.
         new[index] = _MAGIC_CALL.sub(lambda match: magics[int(match[1])], code[:-1])
     if new == sources:
@@ -365,11 +334,6 @@ def _error_line(code: str) -> int | None:
     except ValueError:  # a null byte
         return 0
     return None
-
-
-def _split(program: str) -> list[tuple[int, str]]:
-    _, *parts = _CELL_LINE.split(program)
-    return [(int(index), code) for index, code in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _dumped(notebook: dict[str, Any], text: str) -> str:
@@ -456,11 +420,10 @@ def migrate_file(path: Path) -> FileReport:
         with path.open(encoding="utf-8", newline="") as file:
             text = file.read()
         if path.suffix == ".ipynb":
-            after, programs = rewrite_notebook(text, rewrite)
-            code = "\n".join(program.after for program in programs)
-            marks = tuple((0, mark) for _, mark in _marks(code))
+            after, programs = rewrite_notebook(text)
+            marks = tuple((0, mark) for _, mark in _marks("\n".join(programs)))
         else:
-            after = rewrite(text).after
+            after = rewrite(text)
             marks = tuple(_marks(after))
     except UnicodeDecodeError as error:
         return FileReport(path, error=f"It is not text in UTF-8: {error.reason}.")

@@ -39,7 +39,8 @@ def converted(call: CallRule, arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
             kept.append(argument)
             continue
         used.add(spec.old)
-        if spec.refused and not _is_none(argument.value):
+        is_none = isinstance(value := argument.value, cst.Name) and value.value in ("None", "False")
+        if spec.refused and not is_none:
             raise ArgumentsRefusedError(spec.old)
         if spec.refused or not spec.new:
             is_in_order = False
@@ -102,10 +103,6 @@ def _spec_of(
     return call.arguments[index] if index < len(call.arguments) else None
 
 
-def _is_none(value: cst.BaseExpression) -> bool:
-    return isinstance(value, cst.Name) and value.value in ("None", "False")
-
-
 def _with_keyword(argument: cst.Arg, keyword: str | None) -> cst.Arg:
     if keyword is None:
         return argument.with_changes(keyword=None, equal=cst.MaybeSentinel.DEFAULT)
@@ -129,17 +126,11 @@ def _with_commas(kept: list[cst.Arg], original: Sequence[cst.Arg]) -> list[cst.A
     commas = [one.comma for one in original[:-1] if isinstance(one.comma, cst.Comma)]
     between = commas[-1] if commas else cst.MaybeSentinel.DEFAULT
     rows = [
-        one
-        if isinstance(one.comma, cst.Comma) and one is not kept[-1]
-        else _with_comma(one, between)
+        one if isinstance(one.comma, cst.Comma) else one.with_changes(comma=between)
         for one in kept[:-1]
     ]
     end = kept[-1].with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
     return [*rows, end]
-
-
-def _with_comma(argument: cst.Arg, comma: cst.Comma | cst.MaybeSentinel) -> cst.Arg:
-    return argument.with_changes(comma=comma)
 
 
 # Calls whose counterpart depends on their place or on their arguments.
@@ -178,10 +169,8 @@ def device_list(call: cst.Call, context: FileContext) -> cst.BaseExpression:
 
 
 def _without_last_comma(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
-    *rest, last = arguments or [None]
-    if last is None:
-        return []
-    return [*(one for one in rest if one), last.with_changes(comma=cst.MaybeSentinel.DEFAULT)]
+    last = [one.with_changes(comma=cst.MaybeSentinel.DEFAULT) for one in arguments[-1:]]
+    return [*arguments[:-1], *last]
 
 
 _PAGE = "docs/migrate/tool.md"
@@ -335,11 +324,7 @@ class NameRewriter(StatementRewriter):
         ]
         if not kept:
             return cst.RemoveFromParent()
-        return (
-            updated_node.with_changes(body=kept)
-            if len(kept) < len(updated_node.body)
-            else (updated_node)
-        )
+        return updated_node.with_changes(body=kept)
 
     def _is_unneeded(self, node: cst.BaseSmallStatement) -> bool:
         """Returns True for calls without effect here, and for the choice of another backend."""
@@ -385,8 +370,7 @@ class NameRewriter(StatementRewriter):
         self, original: cst.Call, updated: cst.Call, found: Resolution
     ) -> cst.BaseExpression:
         call = found.call
-        if call is None:
-            return updated
+        assert call is not None
         has_seed = any(one.keyword and one.keyword.value == "seed" for one in updated.args)
         if found.name.startswith("random.") and self._is_in_step() and not has_seed:
             self.mark(_SEED)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem import public_names
+from stratagem.cli.migrate.symbols import load_symbols
 
 # Public names of Keras and of this package, read from their files without importing them.
 
@@ -231,8 +232,4 @@ def _argument(spec: str) -> Argument:
 @functools.cache
 def _differences() -> dict[str, str]:
     """Texts of the table of symbols, by name in TensorFlow."""
-    path = _FOLDER / "symbols.toml"
-    if not path.is_file():
-        return {}
-    symbols = tomllib.loads(path.read_text(encoding="utf-8")).get("symbol", [])
-    return {one["name"]: one["difference"] for one in symbols if one.get("difference")}
+    return {one.name: one.difference for one in load_symbols() if one.difference}

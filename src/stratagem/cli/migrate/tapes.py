@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 import libcst.matchers as m
@@ -17,18 +17,12 @@ from stratagem.cli.migrate.rules import Advice
 # Names that code reads and assigns, in the order of evaluation.
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_JUMPS = (*(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete),)
 
 
 def parsed(code: str) -> list[ast.stmt]:
     """Parses a block of statements of any indentation."""
     return ast.parse(textwrap.dedent(code)).body
-
-
-def events(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, bool]]:
-    """Yields names with True for an assignment, and False for a read."""
-    for node in nodes:
-        yield from _events(node)
 
 
 def stores(nodes: Sequence[ast.AST]) -> list[str]:
@@ -50,81 +44,61 @@ def free_loads(nodes: Sequence[ast.AST]) -> set[str]:
     return {name for name, is_store in events(nodes) if not is_store}
 
 
-def has_jump(nodes: Sequence[ast.AST]) -> str | None:
+def has_jump(nodes: Iterable[ast.AST], *, in_loop: bool = False) -> str | None:
     """Returns the statement that leaves the block, or has no place in a function of its own."""
     for node in nodes:
-        found = _jump(node, in_loop=False)
-        if found is not None:
+        if isinstance(node, _FUNCTIONS):
+            continue
+        leaves_loop = isinstance(node, ast.Break | ast.Continue) and not in_loop
+        if leaves_loop or isinstance(node, _JUMPS):
+            return type(node).__name__.lower()
+        is_loop = isinstance(node, ast.For | ast.While)
+        if found := has_jump(ast.iter_child_nodes(node), in_loop=in_loop or is_loop):
             return found
     return None
 
 
-def _events(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    match node:
-        case ast.Name():
-            yield node.id, not isinstance(node.ctx, ast.Load)
-        case ast.AugAssign(target=ast.Name() as target):
-            yield target.id, False
-            yield from _events(node.value)
-            yield target.id, True
-        case ast.Assign():
-            yield from _events(node.value)
-            yield from events(node.targets)
-        case ast.For() | ast.AsyncFor():
-            yield from events([node.iter, node.target, *node.body, *node.orelse])
-        case ast.Import() | ast.ImportFrom():
-            for alias in node.names:
-                yield (alias.asname or alias.name).split(".")[0], True
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-            yield from _function_events(node)
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            yield from _comprehension_events(node)
-        case ast.ClassDef():
-            yield from events([*node.bases, *node.body])
-            yield node.name, True
-        case _:
-            yield from events(list(ast.iter_child_nodes(node)))
+def events(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, bool]]:
+    """Yields names with True for an assignment, and False for a read."""
+    for node in nodes:
+        match node:
+            case ast.Name():
+                yield node.id, not isinstance(node.ctx, ast.Load)
+            case ast.AugAssign(target=ast.Name() as target):
+                yield target.id, False
+                yield from events([node.value])
+                yield target.id, True
+            case ast.Assign():
+                yield from events([node.value, *node.targets])
+            case ast.For() | ast.AsyncFor():
+                yield from events([node.iter, node.target, *node.body, *node.orelse])
+            case ast.Import() | ast.ImportFrom():
+                for alias in node.names:
+                    yield (alias.asname or alias.name).split(".")[0], True
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                yield from _function_events(node)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                inside = list(events(ast.iter_child_nodes(node)))
+                local = {name for name, is_store in inside if is_store}
+                yield from ((name, False) for name, _ in inside if name not in local)
+            case ast.ClassDef():
+                yield from events([*node.bases, *node.body])
+                yield node.name, True
+            case _:
+                yield from events(ast.iter_child_nodes(node))
 
 
 def _function_events(
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
 ) -> Iterator[tuple[str, bool]]:
-    arguments = node.args
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    local = {one.arg for one in named}
-    local |= {one.arg for one in (arguments.vararg, arguments.kwarg) if one is not None}
-    body: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
-    local |= set(stores(body))
-    defaults = [*arguments.defaults, *(one for one in arguments.kw_defaults if one is not None)]
-    yield from events(defaults)
-    if not isinstance(node, ast.Lambda):
-        yield from events(node.decorator_list)
+    body: Sequence[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else node.body
+    decorators = getattr(node, "decorator_list", [])
+    parts = list(ast.iter_child_nodes(node.args))
+    local = {one.arg for one in parts if isinstance(one, ast.arg)} | set(stores(body))
+    yield from events([*(one for one in parts if not isinstance(one, ast.arg)), *decorators])
     yield from ((name, False) for name in free_loads(body) if name not in local)
     if not isinstance(node, ast.Lambda):
         yield node.name, True
-
-
-def _comprehension_events(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    inside = list(events(list(ast.iter_child_nodes(node))))
-    local = {name for name, is_store in inside if is_store}
-    yield from ((name, False) for name, _ in inside if name not in local)
-
-
-def _jump(node: ast.AST, *, in_loop: bool) -> str | None:
-    if isinstance(node, _FUNCTIONS):
-        return None
-    if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Await | ast.Global):
-        return type(node).__name__.lower()
-    if isinstance(node, ast.Nonlocal | ast.Delete):
-        return type(node).__name__.lower()
-    if isinstance(node, ast.Break | ast.Continue) and not in_loop:
-        return type(node).__name__.lower()
-    in_loop = in_loop or isinstance(node, ast.For | ast.While)
-    for child in ast.iter_child_nodes(node):
-        found = _jump(child, in_loop=in_loop)
-        if found is not None:
-            return found
-    return None
 
 
 # Calls of a tape's `gradient`, and of an optimizer's `minimize` with a tape.
@@ -165,10 +139,12 @@ class GradientCall:
 def find_gradients(statements: Sequence[cst.BaseStatement], tape: str) -> list[GradientCall]:
     """Returns the statements that ask a tape for gradients; raises UnusualTapeError for others."""
     found: list[GradientCall] = []
+    gradient = m.Call(func=m.Attribute(value=m.Name(tape), attr=m.Name("gradient")))
+    keyword = m.Arg(value=m.Name(tape), keyword=m.Name("tape"))
+    arguments = [m.ZeroOrMore(), keyword, m.ZeroOrMore()]
+    minimize = m.Call(func=m.Attribute(attr=m.Name("minimize")), args=arguments)
     for index, one in enumerate(statements):
-        call = _gradient_of(tape)
-        calls = m.findall(one, call)
-        minimized = m.findall(one, _minimize_with(tape))
+        calls, minimized = m.findall(one, gradient), m.findall(one, minimize)
         if not calls and not minimized:
             continue
         if not isinstance(one, cst.SimpleStatementLine) or len(one.body) != 1:
@@ -179,17 +155,6 @@ def find_gradients(statements: Sequence[cst.BaseStatement], tape: str) -> list[G
         node = cst.ensure_type((calls or minimized)[0], cst.Call)
         found.append(make(index, tape, one, node))
     return found
-
-
-def _gradient_of(tape: str) -> m.Call:
-    return m.Call(func=m.Attribute(value=m.Name(tape), attr=m.Name("gradient")))
-
-
-def _minimize_with(tape: str) -> m.Call:
-    keyword = m.Arg(value=m.Name(tape), keyword=m.Name("tape"))
-    return m.Call(
-        func=m.Attribute(attr=m.Name("minimize")), args=[m.ZeroOrMore(), keyword, m.ZeroOrMore()]
-    )
 
 
 def _from_gradient(
@@ -252,7 +217,7 @@ def split_losses(
     A statement that an earlier loss computes is reused by a later one if it does not depend on
     the later one's variables. Otherwise both compute it.
     """
-    parsed = [parse_statements([one]) for one in statements]
+    parsed = [parsed_statements([one]) for one in statements]
     slices = [_slice(parsed, call.loss_names) for call in calls]
     if not all(slices) or any(call.loss is None for call in calls):
         raise UnusualTapeError("a loss is computed outside of the block")
@@ -263,14 +228,14 @@ def split_losses(
     for call, needed in zip(calls, slices, strict=True):
         depending = _depending(parsed, needed, call.source_names)
         own = {index for index in needed if index not in done or index in depending}
-        repeated = [name for index in sorted(own & done) for name in _stores(parsed[index])]
+        repeated = [name for index in sorted(own & done) for name in stores(parsed[index])]
         own |= set() if parts else rest
         done |= own
         parts.append(LossPart(call, [statements[index] for index in sorted(own)], repeated))
     return parts
 
 
-def parse_statements(statements: Sequence[cst.BaseStatement]) -> list[ast.stmt]:
+def parsed_statements(statements: Sequence[cst.BaseStatement]) -> list[ast.stmt]:
     """Parses statements with Python's own parser."""
     return parsed("".join(code_of(one) for one in statements))
 
@@ -279,7 +244,7 @@ def _slice(parsed: Sequence[list[ast.stmt]], names: set[str]) -> list[int]:
     """Returns the statements that names are computed by, in order."""
     needed, found = set(names), list[int]()
     for index in reversed(range(len(parsed))):
-        if needed & set(_stores(parsed[index])):
+        if needed & set(stores(parsed[index])):
             found.append(index)
             needed |= free_loads(parsed[index])
     return found[::-1]
@@ -293,12 +258,8 @@ def _depending(
     for index in indices:
         if reached & free_loads(parsed[index]):
             found.add(index)
-            reached.update(_stores(parsed[index]))
+            reached.update(stores(parsed[index]))
     return found
-
-
-def _stores(nodes: Sequence[ast.stmt]) -> list[str]:
-    return stores(nodes)
 
 
 _PAGE = "docs/migrate/guides.md"
@@ -435,9 +396,9 @@ class TapeRewriter(StatementRewriter):
             plan = self._plan(original, part.statements, following, part.call, others)
             used = {
                 *plan.aux,
-                *(name for name in stores(_parsed(plan.body)) if name in later),
+                *(name for name in stores(parsed_statements(plan.body)) if name in later),
             }
-            ordered = [name for name in stores(_parsed(plan.body)) if name in used]
+            ordered = [name for name in stores(parsed_statements(plan.body)) if name in used]
             plan.aux = [name for name in ordered if name not in (part.call.loss, *known)]
             plan.parameters = [name for name in plan.parameters if name not in part.repeated]
             known.update(plan.aux)
@@ -467,7 +428,7 @@ class TapeRewriter(StatementRewriter):
     ) -> _Plan:
         between = following[: call.index]
         before, inside = _hoisted(inside, call)
-        nodes = _parsed(inside)
+        nodes = parsed_statements(inside)
         if (jump := has_jump(nodes)) is not None:
             raise UnusualTapeError(f"{jump} in the block")
         if call.tape in free_loads(nodes):
@@ -477,7 +438,7 @@ class TapeRewriter(StatementRewriter):
             raise UnusualTapeError("the loss is computed outside of the block")
         if set(call.source_names) & set(stored):
             raise UnusualTapeError("the variables are chosen in the block")
-        if _sources_need(call, between) and free_loads(_parsed(between)) & set(stored):
+        if _sources_need(call, between) and free_loads(parsed_statements(between)) & set(stored):
             raise UnusualTapeError("statements between the block and gradient()")
         used = self._used_elsewhere(original, following, (call, *others))
         aux = [name for name in stored if name in used and name != call.loss]
@@ -501,10 +462,10 @@ class TapeRewriter(StatementRewriter):
         later = [
             one for index, line in enumerate(following) for one in remaining.get(index, (line,))
         ]
-        after = free_loads(_parsed(later))
+        after = free_loads(parsed_statements(later))
         if again := after & {call.tape for call in calls}:
             raise UnusualTapeError(f"{min(again)} is used again")
-        return free_loads(_parsed(body)) | after
+        return free_loads(parsed_statements(body)) | after
 
     def _function(self, node: cst.With, plan: _Plan, name: str) -> cst.FunctionDef:
         result = code_of(plan.call.loss_code)
@@ -559,25 +520,21 @@ def _statements(block: cst.BaseSuite) -> _Statements:
 
 def _reads(statements: Sequence[cst.BaseStatement]) -> set[str]:
     """Returns the names that statements read and do not assign before."""
-    nodes = _parsed(statements)
+    nodes = parsed_statements(statements)
     assigned = set(stores(nodes)) - set(read_first(nodes))
     return free_loads(nodes) - assigned
-
-
-def _parsed(statements: Sequence[cst.BaseStatement]) -> list[ast.stmt]:
-    return parse_statements(statements)
 
 
 def _hoisted(inside: _Statements, call: GradientCall) -> tuple[_Statements, _Statements]:
     """Splits off assignments of the variables, which need nothing else of the block."""
     before, rest = [], []
     for one in inside:
-        nodes = _parsed([one])
+        nodes = parsed_statements([one])
         is_source = bool(set(stores(nodes)) & set(call.source_names))
-        needs = free_loads(nodes) & set(stores(_parsed(rest)))
+        needs = free_loads(nodes) & set(stores(parsed_statements(rest)))
         (before if is_source and not needs else rest).append(one)
     return before, rest
 
 
 def _sources_need(call: GradientCall, between: Sequence[cst.BaseStatement]) -> bool:
-    return bool(set(stores(_parsed(between))) & set(call.source_names))
+    return bool(set(stores(parsed_statements(between))) & set(call.source_names))

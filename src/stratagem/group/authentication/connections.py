@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from types import NoneType
 from typing import Any
 
@@ -47,11 +47,19 @@ async def read_frame(
         size = int.from_bytes(await reader.readexactly(4), "big")
         if size > max_bytes:
             raise ConnectionError(f"received a frame of {size} bytes, which is too large")
-        message = json.loads(await reader.readexactly(size))
+        return framed(await reader.readexactly(size))
     except ConnectionError:
         raise
-    except (asyncio.IncompleteReadError, OSError, ValueError, RecursionError) as error:
+    except (asyncio.IncompleteReadError, OSError) as error:
         raise ConnectionError(f"closed by the other side ({error})") from error
+
+
+def framed(data: bytes) -> dict[str, Any]:
+    """Returns the message in a frame, without its length; raises ConnectionError for others."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError(f"received no message ({error})") from error
     if not isinstance(message, dict):
         raise ConnectionError("received a frame that holds no JSON object")
     return message
@@ -60,53 +68,52 @@ async def read_frame(
 # It names the cluster, which may have thousands of tasks.
 MAX_HELLO_BYTES = 2**20
 
-_ANYTHING = (NoneType, bool, int, float, str, list, dict)
-_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "hello": {"process_id": (int,), "num_processes": (int,), "restart": (int,), "facts": (dict,)},
-    "beat": {
-        "position": (str,),
-        "name": (str,),
-        "step": (int,),
-        "moves": (int,),
-        "calls": (int,),
+# The shape of a value: a type, a set of types, a dict of fields, a list of one shape, or a tuple of
+# the shapes of a list's parts. Unlike in Python, a bool is not an int.
+_ANYTHING = {NoneType, bool, int, float, str, list, dict}
+_SECONDS = {NoneType, int, float}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "hello": {
+        "process_id": int,
+        "num_processes": int,
+        "restart": int,
+        "facts": {"host": str, "pid": int, "address": str, "same": dict},
     },
-    "assigned": {"calls": (int,), "digest": (int,), "notes": (list,)},
+    "beat": {"position": str, "name": str, "step": int, "moves": int, "calls": int},
+    # Of a note: a variable's number and path, a digest, and a place of the program.
+    "assigned": {"calls": int, "digest": int, "notes": [(int, str, int, str)]},
     "exchange": {
-        "stream": (str,),
-        "number": (int,),
-        "name": (str,),
+        "stream": str,
+        "number": int,
+        "name": str,
         "value": _ANYTHING,
-        "limit_s": (NoneType, int, float),
-        "setting": (str,),
+        "limit_s": _SECONDS,
+        "setting": str,
     },
-    "leave": {"stream": (str,)},
-    "announce": {"topic": (str,), "numbers": (list,)},
-    "error": {"text": (str,)},
+    "leave": {"stream": str},
+    "announce": {"topic": str, "numbers": [int]},
+    "error": {"text": str},
     "gone": {},
 }
-_FACTS: dict[str, tuple[type, ...]] = {
-    "host": (str,),
-    "pid": (int,),
-    "address": (str,),
-    "same": (dict,),
-}
-_ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
-    "welcome": {"address": (str,)},
+_SHAPES_OF_ANSWERS: dict[str, dict[str, Any]] = {
+    "welcome": {"address": str},
     "busy": {},
-    "progress": {"num_missing": (int,), "missing": (str,)},
+    "progress": {"num_missing": int, "missing": str},
     "beat": {},
-    "exchanged": {"stream": (str,), "number": (int,), "runs": (list,)},
-    "abandoned": {"stream": (str,), "number": (int,), "by": (list,)},
-    "announced": {"announcements": (list,)},
-    "agreed": {"count": (int,)},
+    # Of a run: a value, and the number of successive processes that sent it.
+    "exchanged": {"stream": str, "number": int, "runs": [(_ANYTHING, int)]},
+    "abandoned": {"stream": str, "number": int, "by": [str]},
+    # A topic, a process id, and numbers.
+    "announced": {"announcements": [(str, int, [int])]},
+    "agreed": {"count": int},
     "gone": {},
     "verdict": {
-        "error": (str,),
-        "message": (str,),
-        "lost": (NoneType, str),
-        "silent_s": (NoneType, int, float),
-        "how": (str,),
-        "step": (NoneType, int),
+        "error": str,
+        "message": str,
+        "lost": {NoneType, str},
+        "silent_s": _SECONDS,
+        "how": str,
+        "step": {NoneType, int},
     },
 }
 _ACTIVITIES = frozenset(kind.value for kind in Activity)
@@ -116,60 +123,46 @@ async def read_message(
     reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BYTES
 ) -> dict[str, Any]:
     """Reads a message; raises ConnectionError if it is invalid or the connection is closed."""
-    message = await read_frame(reader, max_bytes)
-    kind = message.get("kind")
-    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    if fields is None or not _has(message, fields):
-        raise ConnectionError(f"received an unknown message: {str(message)[:200]}")
-    if (
-        (kind == "hello" and not _has(message["facts"], _FACTS))
-        or (kind == "beat" and message["position"] not in _ACTIVITIES)
-        # Relayed unchanged; receivers do not validate it again.
-        or (kind == "announce" and any(type(number) is not int for number in message["numbers"]))
-        or (kind == "assigned" and not (message["notes"] and all(map(_is_note, message["notes"]))))
-    ):
-        raise ConnectionError(f"received a message of kind {kind!r} with invalid fields")
+    message = await _read(reader, _SHAPES, max_bytes)
+    is_unknown = message["kind"] == "beat" and message["position"] not in _ACTIVITIES
+    if is_unknown or (message["kind"] == "assigned" and not message["notes"]):
+        raise ConnectionError(f"received a message of kind {message['kind']!r} with invalid fields")
     return message
 
 
 async def read_answer(reader: asyncio.StreamReader, num_processes: int) -> dict[str, Any]:
     """Reads a message of process 0; raises ConnectionError as `read_message`."""
-    message = await read_frame(reader)
-    kind = message.get("kind")
-    fields = _ANSWERS.get(kind) if isinstance(kind, str) else None
-    is_valid = fields is not None and _has(message, fields)
-    if is_valid and kind == "abandoned":
-        is_valid = all(type(label) is str for label in message["by"])
-    elif is_valid and kind == "announced":
-        is_valid = all(map(_is_announcement, message["announcements"]))
-    elif is_valid and kind == "exchanged":
-        runs = message["runs"]
-        is_valid = all(map(_is_run, runs)) and sum(run[1] for run in runs) == num_processes
-    if not is_valid:
-        raise ConnectionError(f"received an unknown answer: {str(message)[:200]}")
+    message = await _read(reader, _SHAPES_OF_ANSWERS)
+    if message["kind"] == "exchanged":
+        counts = [count for _, count in message["runs"]]
+        if sum(counts) != num_processes or min(counts, default=0) < 1:
+            raise ConnectionError("received the values of another number of processes")
     return message
 
 
-def _is_run(run: object) -> bool:
-    """True for a value and the number of successive processes that sent it."""
-    return isinstance(run, list) and len(run) == 2 and type(run[1]) is int and run[1] > 0
+async def _read(
+    reader: asyncio.StreamReader,
+    shapes: dict[str, dict[str, Any]],
+    max_bytes: int = MAX_FRAME_BYTES,
+) -> dict[str, Any]:
+    message = await read_frame(reader, max_bytes)
+    kind = message.get("kind")
+    if not isinstance(kind, str) or kind not in shapes or not _fits(message, shapes[kind]):
+        raise ConnectionError(f"received an unknown message: {str(message)[:200]}")
+    return message
 
 
-def _is_announcement(one: object) -> bool:
-    """True for a topic, a process id, and numbers."""
-    if not isinstance(one, list) or [type(part) for part in one] != [str, int, list]:
-        return False
-    return all(type(number) is int for number in one[2])
-
-
-def _is_note(one: object) -> bool:
-    """True for a variable's number and path, a digest, and a place of the program."""
-    return isinstance(one, list) and [type(part) for part in one] == [int, str, int, str]
-
-
-def _has(holder: dict[str, Any], fields: dict[str, tuple[type, ...]]) -> bool:
-    """True if all fields have one of their types; unlike in Python, a bool is not an int."""
-    return all(name in holder and type(holder[name]) in types for name, types in fields.items())
+def _fits(value: Any, shape: Any) -> bool:
+    """Returns True if a value has a shape; it may have more fields."""
+    if isinstance(shape, dict):
+        has_fields = isinstance(value, dict) and shape.keys() <= value.keys()
+        return has_fields and all(_fits(value[name], one) for name, one in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(one, shape[0]) for one in value)
+    if isinstance(shape, tuple):
+        has_parts = isinstance(value, list) and len(value) == len(shape)
+        return has_parts and all(map(_fits, value, shape))
+    return type(value) in (shape if isinstance(shape, set) else {shape})
 
 
 # Listening sockets at the addresses that a cluster names, and at no others.
@@ -277,17 +270,12 @@ async def connect(
     connection = await reach(
         host, port, credentials, claim, purpose=purpose, server=server, limit_s=limit_s
     )
-    try:
+    with _closed_unless_answered(connection, limit_s):
         async with asyncio.timeout(limit_s):
             try:
                 return await open_streams(connection, credentials, is_server=False)
             except (ssl.SSLError, asyncio.IncompleteReadError, ConnectionError) as error:
                 raise _refused(server, error) from error
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, OSError):
-            raise _unanswered(error, limit_s) from error
-        raise
 
 
 async def reach(
@@ -306,21 +294,23 @@ async def reach(
     """
     async with asyncio.timeout(limit_s):
         connection = await _dial(host, port)
-    try:
+    with _closed_unless_answered(connection, limit_s):
         async with asyncio.timeout(limit_s):
-            await prove(
-                connection, credentials.key(purpose), credentials.mode, claim, server=server
-            )
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, OSError):
-            raise _unanswered(error, limit_s) from error
-        raise
+            key, mode = credentials.key(purpose), credentials.mode
+            await prove(connection, key, mode, claim, server=server)
     return connection
 
 
-def _unanswered(error: OSError, limit_s: float) -> UnansweredError:
-    return UnansweredError(str(error) or f"no answer within {limit_s:g} s")
+@contextlib.contextmanager
+def _closed_unless_answered(connection: socket.socket, limit_s: float) -> Generator[None]:
+    """Closes a connection after an error; an OSError becomes UnansweredError."""
+    try:
+        yield
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError):
+            raise UnansweredError(str(error) or f"no answer within {limit_s:g} s") from error
+        raise
 
 
 async def open_streams(

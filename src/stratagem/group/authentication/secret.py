@@ -48,27 +48,24 @@ class Secret:
                 fix=f"make one: {_MAKE}.",
                 code="SG515",
             )
-        self._text = text
+        self.text = text
 
     def __repr__(self) -> str:
         return "Secret(...)"  # messages are logged
 
     def key(self, purpose: str) -> bytes:
         """Returns 32 bytes for one purpose, the same in all processes."""
-        return _key(self._text.encode(), purpose)
+        return key_of(self, purpose)
 
     def variables(self) -> dict[str, str]:
         """Returns the environment variables that hand the secret to another process."""
-        return {_VARIABLE: self._text}
+        return {_VARIABLE: self.text}
 
 
 def key_of(secret: Secret | None, purpose: str) -> bytes:
     """Returns the key for a purpose; without a secret, one that everybody can compute."""
-    return _key(b"", purpose) if secret is None else secret.key(purpose)
-
-
-def _key(secret: bytes, purpose: str) -> bytes:
-    return hmac.digest(secret, b"stratagem 1 " + purpose.encode(), hashlib.sha256)
+    text = "" if secret is None else secret.text
+    return hmac.digest(text.encode(), b"stratagem 1 " + purpose.encode(), hashlib.sha256)
 
 
 def new_secret() -> str:

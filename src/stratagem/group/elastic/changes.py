@@ -121,7 +121,7 @@ class ViewChanges:
             try:
                 send_message(connection, dataclasses.asdict(report), self._peer_s)
                 begun_s = time.monotonic()
-                while not _is_readable(connection, _PROBE_EVERY_S):
+                while not select.select([connection], [], [], _PROBE_EVERY_S)[0]:
                     self._inbox.check_open()
                     if self._peers.is_lost(candidate):
                         return None
@@ -282,10 +282,6 @@ def _send(connection: socket.socket, message: dict[str, object], limit_s: float)
         send_message(connection, message, limit_s)
     except OSError:  # the next change notices
         _logger.debug("A member was lost while the view changed.")
-
-
-def _is_readable(connection: socket.socket, limit_s: float) -> bool:
-    return bool(select.select([connection], [], [], limit_s)[0])
 
 
 # Pauses of training while the members of an elastic group change, as events of the run.

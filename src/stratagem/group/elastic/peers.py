@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
-import json
 import select
 import socket
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stratagem.errors import explain
-from stratagem.group.authentication.connections import MAX_FRAME_BYTES, frame, reach
+from stratagem.group.authentication.connections import MAX_FRAME_BYTES, frame, framed, reach
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.peer_connections import (
     Brokenness,
@@ -40,13 +39,7 @@ def receive_message(connection: socket.socket, limit_s: float) -> dict[str, Any]
     size = int.from_bytes(_receive(connection, 4), "big")
     if size > MAX_FRAME_BYTES:
         raise ConnectionError(f"received a frame of {size} bytes, which is too large")
-    try:
-        message = json.loads(_receive(connection, size))
-    except ValueError as error:
-        raise ConnectionError(f"received no message: {error}") from error
-    if not isinstance(message, dict):
-        raise ConnectionError("received a frame that holds no JSON object")
-    return message
+    return framed(_receive(connection, size))
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -104,7 +97,8 @@ class Inbox:
             "num_calls": 0,
         }
         self._data: dict[tuple[int, int], socket.socket] = {}
-        self._reports: dict[int, tuple[int, socket.socket]] = {}
+        self._reports: dict[int, socket.socket] = {}
+        self._reporters: dict[int, int] = {}  # their incarnations
         self._candidates: dict[int, Candidate] = {}
         self._expected: Mapping[int, int] | None = None
         self._is_closed = False
@@ -128,7 +122,8 @@ class Inbox:
             elif kind == DATA:
                 _replace(self._data, (int(words[0]), int(words[1])), connection)
             elif kind == REPORT and self._expects(int(words[0]), int(words[1])):
-                self._add_report(int(words[0]), int(words[1]), connection)
+                self._reporters[int(words[0])] = int(words[1])
+                _replace(self._reports, int(words[0]), connection)
             elif kind == REPORT:
                 _answer(connection, {"error": _NOT_A_MEMBER})
             elif kind == READY:
@@ -140,11 +135,6 @@ class Inbox:
     def _expects(self, member: int, incarnation: int) -> bool:
         """Returns True for a member; for any process before the first view."""
         return self._expected is None or self._expected.get(member) == incarnation
-
-    def _add_report(self, member: int, incarnation: int, connection: socket.socket) -> None:
-        if (before := self._reports.get(member)) is not None:
-            before[1].close()
-        self._reports[member] = incarnation, connection
 
     def _add_candidate(
         self, member: int, incarnation: int, place: str, connection: socket.socket
@@ -164,7 +154,7 @@ class Inbox:
     def take_report(self, member: int) -> socket.socket | None:
         """Returns the connection over which a member reports, once."""
         with self.changed:
-            return self._reports.pop(member, (0, None))[1]
+            return self._reports.pop(member, None)
 
     def has_report(self) -> bool:
         """Returns True if a member reports that the view is broken."""
@@ -195,17 +185,16 @@ class Inbox:
             self._expected = dict(expected)
             for key in [key for key in self._data if key[0] < view]:
                 self._data.pop(key).close()
-            for member, (incarnation, _) in list(self._reports.items()):
-                if not self._expects(member, incarnation):
-                    _answer(self._reports.pop(member)[1], {"error": _NOT_A_MEMBER})
+            for member in list(self._reports):
+                if not self._expects(member, self._reporters[member]):
+                    _answer(self._reports.pop(member), {"error": _NOT_A_MEMBER})
 
     def close(self) -> None:
         """Closes all connections."""
         with self.changed:
             self._is_closed = True
             waiting = [one.connection for one in self._candidates.values()]
-            reports = [one for _, one in self._reports.values()]
-            for one in (*self._data.values(), *reports, *waiting):
+            for one in (*self._data.values(), *self._reports.values(), *waiting):
                 one.close()
             self._data.clear()
             self._reports.clear()

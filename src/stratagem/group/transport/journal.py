@@ -11,19 +11,19 @@ start, with a warning; all earlier records remain. Damage before the last record
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import platform
 import shutil
 import struct
-import sys
 import threading
 import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any
 
 from stratagem import settings
 from stratagem.errors import DataLossError, UnavailableError, explain
@@ -121,9 +121,8 @@ def sync_folder(folder: Path) -> None:
 
 
 _FORMAT = b"stratagem journal "
-# Version 3 has keyed tables, and is otherwise version 2. Both heads have the same length.
-_VERSION, _EARLIER_VERSION = 3, 2
-_HEAD, _EARLIER_HEAD = (_FORMAT + b"%d\n" % one for one in (_VERSION, _EARLIER_VERSION))
+_VERSION = 3
+_HEAD = _FORMAT + b"%d\n" % _VERSION
 
 
 class _Messages(Sequence[Message]):
@@ -164,13 +163,7 @@ class _Messages(Sequence[Message]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
+    def __getitem__(self, index: Any) -> Any:
         begin, end = self._places[index]
         try:
             return unpack(frames_in(self.part(begin, end)))
@@ -262,24 +255,16 @@ class Journal(Closing):
             sync_folder(self._path.parent)
         elif place < size:
             self._drop(messages, place)
-        if head == _EARLIER_HEAD:  # a refused journal is not changed
-            self._renew_head()
         self._file.seek(0, os.SEEK_END)
         return messages
 
     def _check_head(self, head: bytes) -> None:
-        if head in (_HEAD[: len(head)], _EARLIER_HEAD):
+        if head == _HEAD[: len(head)]:
             return
         if head.startswith(_FORMAT):
             version = head[len(_FORMAT) :].partition(b"\n")[0].decode("ascii", "replace")
             raise _other_version(self._path, version)
         raise _damaged(self._path, "it is not a journal of a parameter server")
-
-    def _renew_head(self) -> None:
-        """Changes a single byte: the new entries have the present version."""
-        with self._path.open("r+b", buffering=0) as file:
-            write_all(file, _HEAD)
-            sync(file)
 
     def _drop(self, messages: _Messages, place: int) -> None:
         """Drops the end of the file from `place` on, unless an intact record follows."""
@@ -332,8 +317,7 @@ def _other_version(path: Path, version: str) -> DataLossError:
     return DataLossError(
         explain(
             f"The journal {path} has version {version} of the format.",
-            expected=f"version {_EARLIER_VERSION} or {_VERSION}. Servers do not read earlier "
-            "versions, which contain pickled objects: reading one could execute code.",
+            expected=f"version {_VERSION}.",
             fix="save a checkpoint with the Stratagem version that wrote the journal, start the "
             "servers with an empty journal_dir, and restore the checkpoint.",
             code="SG610",
@@ -354,11 +338,6 @@ def _damaged(path: Path, how: str) -> DataLossError:
 
 # Lock that gives one process at a time the right to write a journal.
 
-
-if sys.platform != "win32":
-    import fcntl
-
-
 _POLL_S = 0.05
 
 
@@ -366,7 +345,7 @@ class JournalLock(Closing):
     """Waits for and holds an exclusive lock, because a lost server may take a moment to exit.
 
     The lock is a separate file, because the journal file gets replaced. The operating system
-    releases it when the process exits. No-op on Windows. Creates the folder of `path`.
+    releases it when the process exits. Creates the folder of `path`.
 
     Raises:
         UnavailableError: another process holds it for longer than `STRATAGEM_PEER_TIMEOUT_S`.
@@ -409,12 +388,10 @@ class JournalLock(Closing):
             threading.Event().wait(_POLL_S)
 
     def _try(self) -> bool:
-        if sys.platform != "win32":
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            return False
-        return True
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
 
 
 # Removal of journals that no run uses any more.
@@ -436,19 +413,7 @@ def remove_journal(journal: Path) -> None:
 def sweep_journals(base: Path) -> None:
     """Removes this user's journal folders in `base` that no process has used for a day."""
     for folder in own_folders(base, "*"):
-        newest_s = min((_age_s(path) for path in (folder, *_files(folder))), default=0.0)
-        if newest_s > _ABANDONED_S and are_free(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _files(folder: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return list(folder.iterdir())
-    return []
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.lstat().st_mtime
-    except OSError:  # removed meanwhile
-        return 0.0
+        with contextlib.suppress(OSError):  # something was removed meanwhile
+            newest_s = max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
+            if time.time() - newest_s > _ABANDONED_S and are_free(folder):
+                shutil.rmtree(folder, ignore_errors=True)

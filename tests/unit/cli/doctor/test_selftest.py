@@ -55,7 +55,7 @@ def _answer(
 
 
 def _line(weights: list[float]) -> str:
-    return f"{MARKER} {json.dumps(weights)} 2 replicas\n"
+    return f"{MARKER} {json.dumps({'weights': weights, 'replicas': 2})}\n"
 
 
 def test_wrong_weights_fail(monkeypatch: pytest.MonkeyPatch) -> None:

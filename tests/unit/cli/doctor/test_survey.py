@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.cli.doctor.findings import Finding, Level, problems
+from stratagem.cli.doctor.findings import Finding, Level
 from stratagem.cli.doctor.survey import (
     Failure,
     Reason,
@@ -29,7 +29,6 @@ def _sound(size: int = 4) -> Survey:
             2222,
             dict(_VERSIONS),
             devices="8 x NVIDIA H100 (gpu)",
-            own_name=f"10.0.0.{index}",
             run_address=f"10.0.0.{index}",
         )
         for index in range(size)
@@ -37,7 +36,6 @@ def _sound(size: int = 4) -> Survey:
     return Survey(
         hosts,
         failures=[],
-        owned=[{}] * size,
         offset_s=[0.0] * size,
         uncertainty_s=[1e-4] * size,
     )
@@ -59,7 +57,7 @@ def _failing(
 
 
 def _problems(survey: Survey) -> list[Finding]:
-    return problems(check_survey(survey))
+    return [one for one in check_survey(survey) if one.is_problem]
 
 
 def test_sound_cluster_is_described_in_three_lines() -> None:
@@ -102,29 +100,6 @@ def test_closed_free_ports_are_a_problem_of_collectives() -> None:
         "worker 0 cannot reach worker 1 at 10.0.0.1 on free ports, which collectives use: no "
         "answer in time."
     )
-
-
-def test_address_of_no_interface_is_the_wrong_one() -> None:
-    survey = _failing(_sound(2), 0, 1, Reason.TIMEOUT, "10.9.9.9")
-    owned = [{}, {"10.9.9.9": False}]
-    (finding,) = _problems(dataclasses.replace(survey, owned=owned))
-    assert "wrong interface" in finding.text
-    assert "ip address" in finding.fix
-
-
-def test_loopback_address_of_the_own_name_is_the_wrong_interface() -> None:
-    (finding,) = _problems(_with(_sound(2), 1, own_name="127.0.1.1"))
-    assert finding.level is Level.WARNING
-    assert finding.text.startswith("worker 1 has the wrong interface for its own name: host1 is")
-    assert "127.0.1.1 from /etc/hosts" in finding.fix
-
-
-def test_cluster_on_one_machine_uses_loopback() -> None:
-    survey = _sound(2)
-    for one in range(2):
-        survey = _with(survey, one, own_name="127.0.1.1", run_address="127.0.0.1")
-    assert _problems(survey) == []
-    assert _problems(_with(_sound(2), 0, address="", port=None, own_name="")) == []
 
 
 @pytest.mark.parametrize(

@@ -240,13 +240,11 @@ def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_
         ),
         ({"ps_replicas": -1}, "at least 0"),
         ({"heterogeneous": 2}, "True or False"),
-        ({"array": "0-"}, "indices such as 0-7, 1,3,5 or 0-15:4"),
         ({"array": "1", "heterogeneous": True}, "Slurm has no arrays of heterogeneous jobs"),
         ({"worker_replicas": 0}, "worker_replicas=0 is not valid"),
-        ({"name": "a\n#SBATCH --account=x"}, "letters, digits, dots, dashes and underscores"),
-        ({"partition": "a b"}, "partition names separated by commas"),
-        ({"time": "2 hours"}, "minutes, or a time such as 30:00"),
-        ({"grace_period_s": 65536}, "at least 0 and at most 65535"),
+        ({"name": "a\n#SBATCH --account=x"}, "one word"),
+        ({"partition": "a b"}, "one word"),
+        ({"time": "2 hours"}, "one word"),
         ({"python": ""}, "the path of a file"),
         ({"has_eval": True}, "slurm.sh.jinja has no variable 'has_eval'"),
     ],
@@ -254,11 +252,6 @@ def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_
 def test_value_that_cannot_work_is_named(overrides, message) -> None:
     with pytest.raises(ValueError, match=message):
         _render(**overrides)
-
-
-@pytest.mark.parametrize("time", ["", "90", "30:00", "12:00:00", "1-12", "1-12:30", "UNLIMITED"])
-def test_valid_slurm_times_are_accepted(time) -> None:
-    assert _directive(_render(time=time), "time") == (time or None)
 
 
 # Stands in for Python: tells its task and arguments. Task 0 trains until it gets a notice.

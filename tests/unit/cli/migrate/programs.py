@@ -12,9 +12,9 @@ SG = "import stratagem as sg  # isort: skip - before keras, because it selects t
 
 def rewritten(before: str) -> str:
     """The program after the tool, which parses, and which a second run leaves as it is."""
-    after = rewrite(textwrap.dedent(before)).after
+    after = rewrite(textwrap.dedent(before))
     ast.parse(after)
-    assert rewrite(after).after == after
+    assert rewrite(after) == after
     return after
 
 

@@ -88,7 +88,7 @@ def test_imports(before, after) -> None:
     ],
 )
 def test_program_without_tensorflow_stays(text) -> None:
-    assert rewrite(text).after == text
+    assert rewrite(text) == text
 
 
 def test_star_import_is_left() -> None:

@@ -16,6 +16,7 @@ import pytest
 import stratagem as sg
 from stratagem.cli.migrate import rules
 from stratagem.cli.migrate.rules import exists
+from stratagem.cli.migrate.symbols import Symbol
 from tests.unit.cli.migrate.programs import SG, body, rewritten, same
 
 NAMES = [
@@ -376,13 +377,9 @@ def test_pages_of_the_advice_exist() -> None:
     assert [page for page in sorted(pages) if not (_DOCS / page).is_file()] == []
 
 
-def test_advice_takes_its_text_from_the_table_of_symbols(monkeypatch, tmp_path) -> None:
-    text = '[[symbol]]\nname = "tf.foo.bar"\nhere = ""\nstatus = "absent"\n'
-    (tmp_path / "symbols.toml").write_text(f'{text}difference = "Use baz."\n')
-    (tmp_path / "renames.toml").write_bytes(
-        Path(rules.__file__).with_name("renames.toml").read_bytes()
-    )
-    monkeypatch.setattr(rules, "_FOLDER", tmp_path)
+def test_advice_takes_its_text_from_the_table_of_symbols(monkeypatch) -> None:
+    row = Symbol("tf.foo.bar", "", "absent", "Use baz.", "")
+    monkeypatch.setattr(rules, "load_symbols", lambda: [row])
     rules._differences.cache_clear()
     assert str(rules.advice("foo.bar")) == "tf.foo.bar: Use baz, see docs/migrate/tool.md"
     rules._differences.cache_clear()

@@ -159,48 +159,16 @@ def test_tests_exist() -> None:
     assert sorted({one.test for one in SYMBOLS if one.test and not _has_test(one.test)}) == []
 
 
-_ROW = {"name": "tf.x", "here": "sg.x", "status": "same", "difference": "", "test": "a.py::test_a"}
-
-
-def _table(*rows: dict[str, Any]) -> str:
-    lines = [
-        line for row in rows for line in ("[[symbol]]", *(f"{k} = {v!r}" for k, v in row.items()))
-    ]
-    return "\n".join(lines)
-
-
-def test_table_is_loaded_in_its_order(tmp_path: Path) -> None:
-    path = tmp_path / "symbols.toml"
-    absent = _ROW | {
-        "name": "tf.y",
-        "here": "",
-        "status": "absent",
-        "difference": "No.",
-        "test": "",
-    }
-    path.write_text(_table(absent, _ROW), encoding="utf-8")
-    assert load_symbols(path) == (Symbol(**absent), Symbol(**_ROW))
-
-
 def test_every_status_is_used() -> None:
     assert {symbol.status for symbol in SYMBOLS} == set(STATUSES)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[[symbol", "is not TOML"),
-        ("symbol = [3]", "has 3 as row 1"),
-        (_table({"name": "tf.x"}), "has the keys ['name'] in row 1"),
-        (_table(_ROW, _ROW), "has 'tf.x' twice"),
-        (_table(_ROW | {"status": "gone"}), "has the status 'gone' in row 1"),
-        (_table(_ROW | {"status": "absent", "difference": "x."}), "has here = 'sg.x' in row 1"),
-        (_table(_ROW | {"status": "changed"}), "has no difference in row 1"),
-        (_table(_ROW | {"test": "test_a"}), "has the test 'test_a' in row 1"),
-    ],
-)
-def test_bad_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "symbols.toml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"{re.escape(message)}(?s:.)*Expected(?s:.)*Fix: "):
-        load_symbols(path)
+def test_rows_say_what_their_status_needs() -> None:
+    assert len(BY_NAME) == len(SYMBOLS)
+    for one in SYMBOLS:
+        has_counterpart = one.status in ("same", "renamed", "changed")
+        assert (bool(one.here), bool(one.test)) >= (has_counterpart, has_counterpart), one
+        assert has_counterpart or not one.here, one
+        assert one.difference or one.status in ("same", "renamed"), one
+        assert not one.difference or one.status != "same", one
+        assert one.test.count("::") == bool(one.test), one

@@ -296,6 +296,28 @@ def test_server_that_is_given_up_is_waited_for_no_more_until_it_moves(start, key
         assert connections.ask(1, Message("x")).kind == "other"
 
 
+def test_thread_that_waits_for_a_server_that_is_given_up_is_woken(
+    start, keys, pool, monkeypatch
+) -> None:
+    """It would wait an hour before it asks the server whether it works on something."""
+    waits = threading.Event()
+    poll = zmq.zmq_poll
+
+    def noted(*arguments: object) -> object:
+        waits.set()
+        return poll(*arguments)
+
+    monkeypatch.setattr(zmq, "zmq_poll", noted)
+    monkeypatch.setattr(waiting, "_SILENCE_S", 3600.0)
+    server = start("server", answers=False)
+    with Connections(keys, [server.addresses], silence_s=4 * 3600.0) as connections:
+        answer = asked(pool, connections)
+        assert waits.wait(_LIMIT_S)
+        connections.abandon(0, "its process ended with status 9.")
+        with pytest.raises(UnavailableError, match="was lost: its process ended"):
+            answer.result(_LIMIT_S)
+
+
 def test_error_that_tells_why_a_server_was_given_up_is_the_one_raised(start, keys, pool) -> None:
     lost = start("lost", answers=False)
     with Connections(keys, [lost.address]) as connections:

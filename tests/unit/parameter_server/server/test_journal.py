@@ -178,7 +178,7 @@ def test_only_the_user_can_read_a_journal_and_its_folder(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"stratagem journal 1\n" + bytes(100), "has version 1 of the format"),
+        (b"stratagem journal 2\n" + bytes(100), "has version 2 of the format"),
         (b"stratagem journal 4\n" + bytes(100), "has version 4 of the format"),
         (b"my thesis", "it is not a journal of a parameter server"),
     ],
@@ -190,21 +190,6 @@ def test_file_of_another_format_is_refused_and_left_alone(tmp_path, data, words)
     with pytest.raises(DataLossError, match=words):
         Journal(path)
     assert path.read_bytes() == data
-
-
-def test_journal_of_the_version_before_is_read_and_continued(tmp_path) -> None:
-    path = tmp_path / "journal"
-    write(path, 3)
-    data = path.read_bytes()
-    assert data.startswith(b"stratagem journal 3\n")
-    path.write_bytes(data.replace(b"journal 3", b"journal 2", 1))
-    with Journal(path) as journal:
-        assert len(journal.messages) == 3
-        journal.append(journal.messages[0])
-        journal.messages.clear()
-    assert path.read_bytes().startswith(data)
-    with Journal(path) as journal:
-        assert len(journal.messages) == 4
 
 
 def test_record_that_no_server_wrote_is_reported(tmp_path) -> None:
