@@ -7,24 +7,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.jaxprs import contains_primitive, differing_values
-from stratagem.execution.programs import steps as module
 from stratagem.execution.programs.sharded_step import (
     StepParts,
     part_step,
     scatter_sums,
     with_split_conditionals,
 )
-from stratagem.execution.programs.steps import VariableValues, value_for_step
 from stratagem.variables.placement import ShardedStore
 
 AXIS = "replica"
@@ -360,36 +356,3 @@ def test_of_several_sums_in_one_operation_the_others_stay() -> None:
     parts, axes = scatter_sums(parts, of_weights(parts), TOPOLOGY)
     assert sorted(axes, key=str) == [0, None]
     assert sums(parts) == 1
-
-
-# `VariableValues`: the same inputs and outputs as the variables give one by one.
-
-
-def made(count: int, **options: Any) -> list[Any]:
-    return [keras.Variable(np.float32(index), **options) for index in range(count)]
-
-
-def test_copies_are_read_and_replaced_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        variables = [*made(2), *made(1, synchronization="on_read", aggregation="sum")]
-    wanted = [*map(value_for_step, variables)]
-    values = VariableValues(variables, TOPOLOGY)
-    monkeypatch.setattr(module.Destination, "store", None)  # would take a call for each
-    got = values.read(None)  # pyright: ignore[reportArgumentType]
-    assert all(one is other for one, other in zip(got, wanted, strict=True))
-    values.replace([value + 1 for value in got])
-    for variable, before in zip(variables, wanted, strict=True):
-        np.testing.assert_array_equal(variable.storage, before + 1)
-    with pytest.raises(ValueError, match="zip"):
-        values.replace(got[:1])
-
-
-def test_variables_elsewhere_are_asked_one_by_one() -> None:
-    outside = made(1)
-    with sg.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope():
-        central = made(1)
-    for variables in (outside, central, [*outside, *central]):
-        values = VariableValues(variables, TOPOLOGY)
-        assert values.read(lambda _: "asked") == ["asked"] * len(variables)
-        values.replace([jnp.float32(5)] * len(variables))
-        assert [float(variable.value) for variable in variables] == [5] * len(variables)
