@@ -87,19 +87,21 @@ def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> Non
     }
 
 
-def test_rows_are_read_and_set_outside_of_steps() -> None:
-    strategy = hybrid()
-    with strategy.scope():
-        for name in ("users", "items"):
-            table = keras.layers.Embedding(NUM_USERS, 8, name=name)
-            table.build()
-            value = np.asarray(table.embeddings.value)
-            np.testing.assert_array_equal(table(np.array([5, 8191])), value[[5, 8191]])
-            rows = sg.IndexedSlices(jax.numpy.ones((1, 8)), jax.numpy.array([5]))
-            table.embeddings.scatter_add(rows)
-            np.testing.assert_array_equal(table(np.array([5])), value[[5]] + 1)
-            place = {device.id for device in table.embeddings.stored.devices()}
-            assert place == ({3} if name == "users" else {0, 1})
+@pytest.mark.parametrize(
+    ("place", "devices"), [("central", {3}), ("sharded", {0, 1}), ("pinned_host", {0, 1})]
+)
+def test_rows_are_read_and_set_outside_of_steps(place, devices) -> None:
+    with hybrid(table=place).scope():
+        table = keras.layers.Embedding(NUM_USERS, 8, name="table")
+        table.build()
+    value = np.asarray(table.embeddings.value)
+    np.testing.assert_array_equal(table(np.array([5, 8191])), value[[5, 8191]])
+    rows = sg.IndexedSlices(jax.numpy.ones((1, 8)), jax.numpy.array([5]))
+    table.embeddings.scatter_add(rows)
+    np.testing.assert_array_equal(table(np.array([5])), value[[5]] + 1)
+    stored = table.embeddings.stored
+    assert {device.id for device in stored.devices()} == devices
+    assert (stored.sharding.memory_kind == "pinned_host") == (place == "pinned_host")
 
 
 @pytest.mark.parametrize("place", [pytest.param("central", marks=pytest.mark.slow), "sharded"])

@@ -46,14 +46,6 @@ def pieces_of(variable: Any) -> set[tuple[int, ...]]:
     return {shard.data.shape for shard in variable.storage.addressable_shards}
 
 
-def test_neighbouring_devices_of_a_worker_form_groups() -> None:
-    strategy = sg.MultiWorkerMirroredStrategy(devices_per_replica=4, layout_map=LAYOUTS)
-    assert strategy.num_replicas_in_sync == 2
-    assert strategy.topology.groups == (tuple(jax.devices()[:4]), tuple(jax.devices()[4:]))
-    assert strategy.placement.layouts is not None
-    assert sg.MultiWorkerMirroredStrategy().topology.groups is None
-
-
 # --- what a replica function says
 
 

@@ -200,18 +200,6 @@ def test_functions_and_runs_op_by_op_see_the_same_values(name) -> None:
     assert (value.stored.devices(), memory_of(value)) == places
 
 
-def test_rows_are_read_and_set_outside_of_steps() -> None:
-    with hybrid().scope():
-        layer = keras.layers.Embedding(ROWS, ROW)
-        layer.build()
-    table: Any = layer.embeddings
-    value = np.array(table.value)
-    np.testing.assert_array_equal(layer(IDS), value[IDS])
-    table.scatter_add(sg.IndexedSlices(jnp.ones((1, ROW)), jnp.array([5])))
-    np.testing.assert_array_equal(layer(np.array([5])), value[[5]] + 1)
-    assert memory_of(table) == PINNED
-
-
 def test_large_variable_without_parts_is_reported_and_each_device_brings_it() -> None:
     strategy = hybrid()
     with (
@@ -272,34 +260,6 @@ def test_a_device_holds_a_part_of_each_dimension() -> None:
     assert held["attention_0/key/kernel"] == 4
     assert held["logits/kernel"] == 8  # no rule, so that it is in parts as other state is
     assert held["up_0/bias"] == 4
-
-
-def test_replica_function_run_op_by_op_gives_the_same() -> None:
-    strategy = sg.MirroredStrategy(
-        [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]],
-        shard_state="all",
-        layout_map={"kernel": (None, "logical")},
-    )
-    with strategy.scope():
-        kernel = sg.Variable(
-            np.ones((64, 32)), name="kernel", aggregation=sg.VariableAggregation.SUM
-        )
-
-    def step() -> Any:
-        rank = sg.get_replica_context().replica_id_in_sync_group
-        kernel.assign_add(keras.ops.full((64, 32), 1.0 + keras.ops.cast(rank, "float32")))
-        return keras.ops.sum(kernel.value)
-
-    strategy.run(step)
-    compiled = np.asarray(kernel)
-    kernel.assign(np.ones((64, 32)))
-    sg.config.run_eagerly(True)
-    try:
-        strategy.run(step)
-    finally:
-        sg.config.run_eagerly(False)
-    np.testing.assert_array_equal(kernel, compiled)
-    np.testing.assert_array_equal(compiled, np.full((64, 32), 4.0))
 
 
 # Optimizer state apart from its variables: where it is stored, and the numbers of one device.

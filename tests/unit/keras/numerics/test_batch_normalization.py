@@ -152,18 +152,6 @@ def test_frozen_layer_uses_and_keeps_its_moving_statistics(is_synchronized: bool
     assert components_of(layer.moving_mean) == [[0.0, 0.0]] * 2
 
 
-def test_inference_uses_moving_statistics_without_changing_them() -> None:
-    strategy = mirrored(2)
-    layer = _layer(strategy)
-    layer.moving_mean.assign([1.0, 2.0])
-    part = per_replica(strategy, [_ROWS[:3], _ROWS[3:]])
-    outputs = strategy.run(lambda rows: layer(rows, training=False), args=(part,))
-    expected = (_ROWS - np.asarray([1.0, 2.0])) / np.sqrt(1.001)
-    np.testing.assert_allclose(strategy.gather(outputs, axis=0), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(np.asarray(layer(_ROWS)), expected, rtol=1e-4, atol=1e-5)
-    assert components_of(layer.moving_mean) == [[1.0, 2.0]] * 2
-
-
 def test_layer_of_no_strategy_is_that_of_keras() -> None:
     for arguments in ({}, {"synchronized": True}):
         layer = keras.layers.BatchNormalization(momentum=_MOMENTUM, **arguments)

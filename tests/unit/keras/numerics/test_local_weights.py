@@ -11,7 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.local_updates import DiLoCo, LocalSGD, QuadraticPeriod, StreamingDiLoCo
-from tests.unit.keras.numerics.islands import BATCH, RATE, RNG, X, Y, fit, made, strategy_of
+from tests.unit.keras.numerics.islands import BATCH, RATE, X, Y, fit, made, strategy_of
 
 
 def weights_of(model):
@@ -117,25 +117,6 @@ def test_checkpoint_has_the_global_model_and_its_momentum(tmp_path) -> None:
     for one in (model, other):
         fit(one)
     np.testing.assert_allclose(weights_of(other), weights_of(model), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_masks_send_nothing_between_synchronizations() -> None:
-    """In lockstep a masked loss sums its divisor over replicas in each step."""
-    strategy = strategy_of(LocalSGD(period=50), 2)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.layers.Input((5,)),
-                keras.layers.Embedding(20, 8, mask_zero=True),
-                keras.layers.Dense(20),
-            ]
-        )
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    tokens = RNG.integers(20, size=(16, 5))
-    (loss,) = model.fit(tokens, tokens, batch_size=8, verbose=0).history["loss"]
-    assert np.isfinite(loss)
 
 
 def test_loss_scale_and_stateless_updates_are_refused() -> None:

@@ -120,26 +120,6 @@ def test_regularization_loss_is_divided_by_the_replicas(execution: str) -> None:
     assert float(sg.scale_regularization_loss([])) == 0.0
 
 
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
-def test_gradient_of_the_average_is_that_of_one_device(execution: str) -> None:
-    strategy = mirrored(3)
-    inputs, weight = _rows(1, 2, 4, 7), 3.0
-    with strategy.scope():
-        variable = sg.Variable(weight)
-
-    def step(rows: Any) -> Any:
-        _, (grad,) = sg.value_and_grad(
-            lambda: sg.compute_average_loss(jnp.square(rows * variable.value)), [variable]
-        )
-        return grad
-
-    parts = per_replica(strategy, [inputs[:2], inputs[2:], inputs[4:]])
-    grad = strategy.reduce("sum", strategy.run(step, args=(parts,)), axis=None)
-    np.testing.assert_allclose(float(grad), np.mean(2 * weight * inputs**2), rtol=1e-6)
-
-
 # Dependence of losses on the rows of a batch, as their names and their programs show it.
 
 SIZE = 4

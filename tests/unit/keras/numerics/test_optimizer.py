@@ -84,44 +84,6 @@ def test_steps_are_those_of_one_device_with_the_summed_gradients(name: str, exec
             np.testing.assert_array_equal(first, second)
 
 
-def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
-    strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(1.0, clipvalue=2.5))
-    _apply(strategy, optimizer, variables)
-    # The sums are [2, 4.5] and 3; the parts, clipped before, would give [1.5, 3] and 3.
-    np.testing.assert_allclose(np.asarray(variables[0]), [1.0 - 2.0, -2.0 - 2.5])
-    np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 2.5)
-
-
-def test_training_step_of_ones_own_is_traced_once() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variable = keras.Variable([1.0, 1.0])
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    traces = []
-
-    def step(rows: Any) -> Any:
-        traces.append(rows.shape)
-
-        loss, grads = sg.value_and_grad(
-            lambda: sg.compute_average_loss(keras.ops.square(rows @ variable.value)), [variable]
-        )
-        optimizer.apply_gradients(zip(grads, [variable], strict=True))
-        return loss
-
-    rows = np.arange(8, dtype="float32").reshape(4, 2) / 8
-    parts = per_replica(strategy, [rows[:2], rows[2:]])
-    alone, momentum = np.ones(2), np.zeros(2)
-    for _ in range(2):
-        losses = strategy.run(step, args=(parts,))
-        loss = strategy.reduce("sum", losses, axis=None)
-        np.testing.assert_allclose(float(loss), np.mean((rows @ alone) ** 2), rtol=1e-5)
-        momentum = 0.9 * momentum - 0.1 * 2 * rows.T @ (rows @ alone) / 4
-        alone = alone + momentum
-    np.testing.assert_allclose(np.asarray(variable), alone, rtol=1e-5)
-    # Optimizer variables are made in the first call, for which the function is traced once more.
-    assert len(traces) == 2
-
-
 def test_variable_without_a_gradient_is_left_alone() -> None:
     strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(0.1))
     first = per_replica(strategy, [gradients[0] for gradients in _GRADIENTS])
