@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -91,36 +90,6 @@ class Runs:
             return call(program, *arguments)
 
         monkeypatch.setattr(Program, "_call", counted)
-
-
-@pytest.mark.slow
-def test_what_is_large_is_in_pinned_memory_in_parts_and_tables_are_on_the_host() -> None:
-    model = made(central(), "Adagrad")
-    assert memory_of(model.get_layer("wide").kernel) == PINNED
-    fitted(model)
-    places = {
-        re.sub(r"^adagrad(_\d+)?/", "", variable.path): (
-            memory_of(variable),
-            len(variable.stored.devices()),
-            variable.stored.addressable_shards[0].data.shape,
-        )
-        for variable in [*model.trainable_variables, *model.optimizer.variables]
-        if "norm" not in variable.path
-    }
-    table, kernel = ("device", 1, (ROWS, ROW)), (PINNED, 2, (36, 128))
-    copied = {
-        (): ("iteration", "learning_rate"),
-        (128,): ("wide/bias", "wide_bias_accumulator"),
-        (128, 3): ("top/kernel", "top_kernel_accumulator"),
-        (3,): ("top/bias", "top_bias_accumulator"),
-    }
-    assert places == {
-        "items/embeddings": table,
-        "items_embeddings_accumulator": table,
-        "wide/kernel": kernel,
-        "wide_kernel_accumulator": kernel,
-        **{name: ("device", 2, shape) for shape, names in copied.items() for name in names},
-    }
 
 
 @pytest.mark.parametrize(

@@ -156,15 +156,6 @@ def test_a_state_of_other_data_is_an_error(made, whole) -> None:
     assert admission.calls[-1] == "end"
 
 
-def test_a_state_without_a_generator_is_an_error(made, whole) -> None:
-    text, values = whole[0].states[1]
-    state = json.loads(text)
-    del state["random"]["numpy"]
-    with pytest.raises(ValueError, match=r"RandomState.set_state received"):
-        _fit(made, _Admission(made[0], lambda: (json.dumps(state), values)))
-    assert len(_fit(made, _Admission(made[0]))["loss"]) == _EPOCHS
-
-
 def test_members_that_end_before_it_joins_end_the_call(made) -> None:
     def end() -> None:
         raise UnavailableError("All members ended before worker 1 could join them.")

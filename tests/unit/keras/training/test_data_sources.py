@@ -141,11 +141,12 @@ def _make_tensorflow_dataset() -> Any:
 _SOURCES = {
     "generator": _make_generator,
     "tensorflow": _make_tensorflow_dataset,
+    "torch": _make_torch_loader,
     "py_dataset": _make_py_dataset,
     "threads": _make_threads,
     "generator_of_jax_arrays": _make_generator_of_jax_arrays,
 }
-_QUICK = ("generator", "tensorflow")
+_QUICK = ("generator", "tensorflow", "torch")
 
 
 @pytest.mark.parametrize(
@@ -154,11 +155,6 @@ _QUICK = ("generator", "tensorflow")
 )
 def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
     measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
-    assert differences(measured, expected) == []
-
-
-def test_torch_data_loader(expected: dict[str, np.ndarray]) -> None:
-    measured = _under_two(lambda scope: _job(_two_inputs(scope), _make_torch_loader))
     assert differences(measured, expected) == []
 
 
