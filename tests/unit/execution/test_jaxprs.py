@@ -17,12 +17,9 @@ from jax.sharding import PartitionSpec as P
 from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.jaxprs import (
     called_jaxpr,
-    free_variables,
     inner_jaxprs,
     is_by_element,
-    leading_to,
     retrace,
-    spliced,
     without_unused,
 )
 from tests.parity.comparison import mirrored
@@ -110,26 +107,6 @@ def test_naming_a_mesh_axis_is_no_reason_to_stay() -> None:
 
 
 # Parts of a jaxpr, and operations in the place of others.
-
-
-def test_operations_that_lead_to_a_value_and_what_they_read() -> None:
-    jaxpr = jax.make_jaxpr(lambda a, b, c: (jnp.sin(a) * b, jnp.cos(c)))(1.0, 2.0, 3.0).jaxpr
-    eqns = leading_to(jaxpr.eqns, jaxpr.outvars[:1])
-    assert [eqn.primitive.name for eqn in eqns] == ["sin", "mul"]
-    assert free_variables(eqns) == jaxpr.invars[:2]
-    everything = leading_to(jaxpr.eqns, [], lambda eqn: eqn.primitive.name != "sin")
-    assert everything == jaxpr.eqns  # a product needs the sine, and is itself kept
-
-
-def test_spliced_operations_compute_the_same_results_from_other_constants() -> None:
-    table = np.arange(3.0, dtype="float32")
-    closed = jax.make_jaxpr(lambda x: jnp.exp(jax.lax.sin(x) * 2.0))(table)
-    eqns = []
-    for eqn in closed.jaxpr.eqns:
-        replaced = eqn.primitive.name == "sin"
-        eqns += spliced(eqn, lambda x: x + jnp.asarray(table)) if replaced else [eqn]
-    result = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), closed.consts))(table)
-    np.testing.assert_allclose(result[0], np.exp(4 * table), rtol=1e-6)
 
 
 @pytest.mark.compatibility

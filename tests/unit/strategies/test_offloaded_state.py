@@ -19,18 +19,10 @@ from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.sharded_step import ShardedStep
 from stratagem.strategies.placement import pinned_host_store
-from tests.unit.strategies.decoders import (
-    compiled_decoder,
-    decoder_strategy,
-)
+from tests.unit.strategies.decoders import compiled_decoder, decoder_strategy
+from tests.unit.strategies.test_training import ITEMS, TWO, USERS, Y, made
 
-TWO = ["cpu:0", "cpu:1"]
 PINNED = "pinned_host"
-ROWS, ROW = 8192, 8
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(22, 64)).astype("float32")
-IDS = RNG.integers(0, ROWS, (22,), dtype="int32")
-Y = RNG.normal(size=(22, 3)).astype("float32")
 
 
 def central(devices: list[str] = TWO) -> sg.CentralStorageStrategy:
@@ -53,25 +45,6 @@ STRATEGIES = {
     "mirrored": lambda: sg.MirroredStrategy(TWO),
     "all on the host": lambda: sg.CentralStorageStrategy(TWO, "cpu:2"),
 }
-
-
-def made(strategy: sg.Strategy, optimizer: str = "Adam", steps: int = 1) -> keras.Model:
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        features, item = keras.Input((64,)), keras.Input((), dtype="int32")
-        hidden = [features, keras.layers.Embedding(ROWS, ROW, name="items")(item)]
-        hidden = keras.layers.Concatenate()(hidden)
-        hidden = keras.layers.Dense(128, "tanh", name="wide")(hidden)
-        hidden = keras.layers.BatchNormalization(name="norm")(hidden)
-        hidden = keras.layers.Dropout(0.1)(hidden)
-        model = keras.Model([features, item], keras.layers.Dense(3, name="top")(hidden))
-        rule = getattr(keras.optimizers, optimizer)(0.01)
-        model.compile(rule, "mse", metrics=["mae"], steps_per_execution=steps)
-    return model
-
-
-def fitted(model: keras.Model) -> dict[str, list[float]]:
-    return model.fit([X, IDS], Y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
 
 
 def memory_of(variable: Any) -> str:
@@ -134,7 +107,7 @@ def test_step_is_one_program_and_many_steps_are_one_call(
 ) -> None:
     model = made(STRATEGIES[strategy](), "Adagrad", steps)
     runs = Runs(monkeypatch)
-    model.fit([X, IDS], Y, batch_size=8, verbose=0, shuffle=False)
+    model.fit([USERS, ITEMS], Y, batch_size=8, verbose=0, shuffle=False)
     assert runs.kinds == {kind: num_calls}
     assert memory_of(model.get_layer("wide").kernel) == PINNED
 
@@ -275,5 +248,5 @@ def test_places_of_which_state_alone_has_none(place: str) -> None:
 
 def test_optimizer_without_state_is_no_error() -> None:
     model = made(sg.HybridStrategy(TWO, placement={STATE: PINNED}), "SGD")
-    model.fit([X, IDS], Y, batch_size=22, verbose=0)
+    model.fit([USERS, ITEMS], Y, batch_size=22, verbose=0)
     assert not STATE(model.variables[0])

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 
-import stratagem as sg
 from stratagem.devices.mesh import Topology
 from stratagem.execution.programs import elastic
 from stratagem.execution.programs.elastic import (
@@ -119,17 +118,6 @@ def test_a_batch_is_split_again_among_those_that_are_left(
 
 
 # Variables of no strategy, which processes that join receive as well.
-
-
-def test_they_are_in_the_order_of_their_first_use() -> None:
-    with sg.OneDeviceStrategy("cpu:0").scope():
-        own = sg.Variable(1.0)
-    first, second = keras.Variable(1.0), keras.Variable(2.0)
-    outside = OutsideVariables()
-    outside.note([first, own, second, first], "step")
-    assert [id(one) for one in outside] == [id(first), id(second)]
-    del second
-    assert [id(one) for one in outside] == [id(first)]
 
 
 def test_values_that_were_not_received_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,6 @@ from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs.elastic import (
     components_of_all,
-    held_components,
-    hold_components,
     member_rules,
 )
 from stratagem.group.elastic.peer_connections import PeerConnections
@@ -179,20 +176,3 @@ def test_components_of_all_have_one_message_for_each_dtype() -> None:
         wanted = np.concatenate([np.asarray(mine) + rank for rank in range(3)])
         np.testing.assert_array_equal(everyone, wanted)
         assert everyone.dtype == mine.dtype
-
-
-def test_components_are_held_until_the_variable_has_other_values() -> None:
-    class Whole:
-        storage: Any = None
-        gathered: Any = None
-
-        def hold(self, storage: Any, gathered: Any) -> None:
-            self.storage, self.gathered = storage, gathered
-
-    variables = [types.SimpleNamespace(whole=Whole(), stored=object()) for _ in range(2)]
-    hold_components(variables, [np.array([1, 2]), None])
-    first, second = held_components(variables)
-    np.testing.assert_array_equal(first, [1, 2])
-    assert second is variables[1].whole.gathered is None
-    variables[0].stored = object()  # assigned since
-    assert held_components(variables) == [None, None]

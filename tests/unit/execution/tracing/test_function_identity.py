@@ -18,7 +18,6 @@ import pytest
 import stratagem as sg
 from stratagem.execution.lookups import as_row_numbers
 from stratagem.execution.programs.program import function_state, paused_garbage_collection
-from stratagem.execution.tracing.arguments import Static
 
 RATE = 1.0
 
@@ -50,23 +49,6 @@ def test_new_closure_over_a_model_is_compiled_for_its_first_calls_only(strategy)
         train(jnp.ones((3, 2)))
     assert len(strategy.executor.programs) <= 2  # the optimizer is built in the first
     assert int(optimizer.iterations) == 6
-
-
-def test_state_of_a_step_is_hashed_once(strategy, monkeypatch) -> None:
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-
-    def step(x: Any) -> Any:
-        return model(x)
-
-    strategy.run(step, args=(jnp.ones((3, 2)),))
-    hashed = []
-    own_hash = Static.__hash__
-    monkeypatch.setattr(Static, "__hash__", lambda own: hashed.append(own) or own_hash(own))
-    strategy.run(step, args=(jnp.ones((3, 2)),))
-    assert hashed == []
-    hash(function_state(lambda: model))
-    assert hashed
 
 
 class _Holder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -156,23 +155,6 @@ def test_layers_of_an_eager_model_see_values(way: str) -> None:
     finally:
         sg.config.run_eagerly(False)
     np.testing.assert_allclose(seen, [x[0, 0], x[2, 0]])
-
-
-def test_variables_are_checked_once_a_fit_and_not_in_each_epoch(monkeypatch) -> None:
-    module = importlib.import_module("stratagem.keras.training.model")
-    checked: list[Any] = []
-    original = module.home_of
-    monkeypatch.setattr(module, "home_of", lambda one: checked.append(one) or original(one))
-    x, y = regression()
-    with mirrored(2).scope():
-        model = _model()
-        model.compile(**_COMPILE)
-    counts = []
-    for num_epochs in (1, 1, 4):  # the first builds the model and the optimizer
-        checked.clear()
-        model.fit(x, y, batch_size=4, epochs=num_epochs, verbose=0)
-        counts.append(len(checked))
-    assert counts[1] == counts[2] > 0
 
 
 # Generation with weights that stay on the devices that store them.
