@@ -124,10 +124,6 @@ def test_calls_are_those_of_jax(function) -> None:
 # Evaluating a trace anew gives what the function gives, without the mesh that it was traced in.
 
 
-def conditions(x: jax.Array) -> jax.Array:
-    return jax.lax.cond(x.sum() > 0, lambda v: jnp.where(v > 1, v, -v), lambda v: v * 3, x)
-
-
 def loops(x: jax.Array) -> jax.Array:
     limit = x.max()
     return jax.lax.while_loop(lambda v: v.sum() < 40 + limit, lambda v: v * 2 + limit, x)
@@ -143,21 +139,21 @@ def scans(x: jax.Array) -> jax.Array:
     return jnp.concatenate([end[None], parts])
 
 
-def derivatives(x: jax.Array) -> jax.Array:
-    return jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + jax.nn.silu(x) + jax.nn.softmax(x)
-
-
 def distinct(x: jax.Array) -> jax.Array:
     values, places = jnp.unique(x, return_inverse=True, size=6, fill_value=9)
     return values + places.sum().astype(x.dtype) + jax.ops.segment_sum(x, places, num_segments=6)
 
 
-def repeats(x: jax.Array) -> jax.Array:
-    return jax.lax.fori_loop(0, 3, lambda index, v: v @ v.T / (index + 1), jnp.outer(x, x))
+FUNCTIONS = [
+    *(loops, scans, distinct),
+    lambda x: jax.lax.cond(x.sum() > 0, lambda v: jnp.where(v > 1, v, -v), lambda v: v * 3, x),
+    lambda x: jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + jax.nn.silu(x) + jax.nn.softmax(x),
+    lambda x: jax.lax.fori_loop(0, 3, lambda index, v: v @ v.T / (index + 1), jnp.outer(x, x)),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [conditions, loops, scans, derivatives, distinct, repeats])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_gives_what_the_function_gives(function) -> None:
     x = jnp.array([0.5, 2.0, -1.0, 3.0])
     traced = jax.make_jaxpr(jax.jit(function))(x)

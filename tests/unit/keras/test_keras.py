@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jax
+import keras
+import numpy as np
 import pytest
 
+from stratagem.keras import private
 from stratagem.keras.patches import Patch, declared
 from stratagem.keras.private import JAXTrainer, Trainer, jax_core
 from stratagem.keras.seam import PATCHES
@@ -80,3 +84,24 @@ print(type(model.train_function).__module__.split(".")[0], model.layers[0].kerne
     assert where != "stratagem"
     # Every row predicts 3 instead of 0: the gradient is 2 * 3 * 1.
     assert float(value) == pytest.approx(1 - 0.1 * 6)
+
+
+# Private names of Keras, compared with what Keras does in public.
+
+
+def test_names_are_restored() -> None:
+    name = keras.layers.Dense(1).name
+    with private.fresh_names():
+        assert keras.layers.Dense(1).name == "dense"
+    assert keras.layers.Dense(1).name != name
+
+
+def test_masks_of_earlier_traces_are_forgotten_in_a_step() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        private.set_keras_mask(x, x > 0)
+        with private.fresh_masks():
+            assert private.get_keras_mask(x) is None
+            private.set_keras_mask(x, x < 0)
+        return private.get_keras_mask(x)
+
+    np.testing.assert_array_equal(jax.jit(step)(np.array([-1.0, 1.0])), [False, True])
