@@ -385,9 +385,7 @@ class _Call:
         ([512, 512], []),
     ],
 )
-def test_oldest_calls_are_awaited_while_they_hold_too_much(
-    sizes: list[int], expected: list[int]
-) -> None:
+def test_oldest_calls_are_awaited_while_they_hold_too_much(sizes, expected) -> None:
     awaited: list[int] = []
     queue = QueuedInput()
     for number, size in enumerate(sizes):

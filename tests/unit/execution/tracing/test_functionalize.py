@@ -42,24 +42,6 @@ def variable():
         return sg.Variable(1.0, name="weight")
 
 
-def test_captured_writes_are_written_again_in_an_enclosing_scope(variable) -> None:
-    plain = keras.Variable(1.0)
-    with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:
-        with ReplicaScope(outer.get_current_value) as inner:
-            variable.assign_add(1.0)
-            variable.assign_add(1.0)
-            plain.assign(3.0)
-            inner.send("loss", jnp.float32(5.0))
-        captured, values = inner.captured()
-        assert captured.written == [(variable, False), (plain, True)]
-        captured.replay([value * 2 for value in values], outer)
-        assert float(variable.value) == 18.0
-    assert outer.written_value(plain) == 6.0
-    assert list(outer.unproven.values()) == [plain]
-    assert outer.num_writes == {id(variable): 2, id(plain): 1}
-    assert outer.sent == [("loss", 10.0)]
-
-
 def test_plain_stateless_scope_of_keras_inside_goes_before(variable) -> None:
     """A user's own stateless call, of a model say, within a replica function."""
     with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:

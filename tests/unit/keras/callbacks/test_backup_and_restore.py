@@ -366,9 +366,7 @@ np.savez(result, *values(model))
         ("two", "save"),
     ],
 )
-def test_killed_program_goes_on_when_it_is_started_again(
-    name: str, how: str, tmp_path: Path
-) -> None:
+def test_killed_program_goes_on_when_it_is_started_again(name, how, tmp_path) -> None:
     def program(how: str) -> int:
         arguments = [name, str(tmp_path / "backup"), str(tmp_path / "values.npz"), how]
         return subprocess.run(
@@ -394,9 +392,7 @@ def test_killed_program_goes_on_when_it_is_started_again(
         ("two", 2, [NUM_BATCHES - 1, NUM_BATCHES]),
     ],
 )
-def test_state_of_each_step_is_kept_in_memory(
-    name: str, freq: int, at_begin: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_of_each_step_is_kept_in_memory(name, freq, at_begin, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(tmp_path / "memory"))
     first_steps: list[int] = []
 

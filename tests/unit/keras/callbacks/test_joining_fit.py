@@ -291,9 +291,7 @@ def test_epochs_are_those_of_the_history(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "mirrored"])
-def test_batches_and_layers_are_written_each_few_steps(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_and_layers_are_written_each_few_steps(name, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tensorboard, "time", ticking())
 
     class Logs(keras.callbacks.Callback):
@@ -321,9 +319,7 @@ def test_batches_and_layers_are_written_each_few_steps(
     assert train.steps("epoch_steps_per_second") == [0, 1]
 
 
-def test_clock_that_is_coarser_than_a_step_writes_no_speed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_that_is_coarser_than_a_step_writes_no_speed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tensorboard, "time", types.SimpleNamespace(perf_counter=lambda: 7.0))
     model = build(STRATEGIES["none"]())
     fit(model, sg.TensorBoard(tmp_path, update_freq=1, write_steps_per_second=True))

@@ -352,9 +352,7 @@ def test_memory_without_room_is_warned_of_once_and_training_continues(
     assert_same(got, wanted)
 
 
-def test_loss_of_another_process_is_no_lack_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_of_another_process_is_no_lack_of_memory(tmp_path, monkeypatch) -> None:
     """UnavailableError is an OSError, and a save waits for the step, which needs all processes."""
 
     def save(memory: Any, step: int) -> float:

@@ -267,9 +267,7 @@ def test_number_that_is_not_that_of_one_device_is_named_once(
         pytest.param(_ratio, 4, 1, marks=pytest.mark.slow),
     ],
 )
-def test_numbers_of_one_device_are_not_warned_of(
-    loss: Callable[..., Any], num_rows: int, num_replicas: int
-) -> None:
+def test_numbers_of_one_device_are_not_warned_of(loss, num_rows, num_replicas) -> None:
     assert _warned(loss, num_rows, num_replicas) == []
 
 

@@ -55,9 +55,7 @@ def _on_replicas(parts: list[Any], **arguments: Any) -> tuple[list[float], float
         (_rows(1, 2, 3), None, jnp.asarray(8), 0.75),
     ],
 )
-def test_average_loss_outside_every_scope(
-    losses: Any, weights: Any, size: Any, expected: float
-) -> None:
+def test_average_loss_outside_every_scope(losses, weights, size, expected) -> None:
     assert float(sg.compute_average_loss(losses, weights, size)) == expected
 
 

@@ -357,9 +357,7 @@ def _summarize(layer: Any, x: Any) -> Any:
     ],
     ids=["shared", "global", "dtype", "summary"],
 )
-def test_effects_that_one_loop_cannot_have_are_refused(
-    effect: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_effects_that_one_loop_cannot_have_are_refused(effect, message, monkeypatch) -> None:
     shared = keras.Variable(0.0, trainable=False)
     monkeypatch.setitem(_OTHERS, "counter", keras.Variable(0.0, trainable=False))
     model = _row(*(_Odd(effect, shared) for _ in range(2)))
@@ -457,27 +455,22 @@ def test_state_that_would_drift_apart_is_refused() -> None:
     assert values_of([layer.mean]) == [0.0]
 
 
-@pytest.mark.slow
-def test_spectral_normalisation_is_that_of_one_device() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression()
-        model, _ = _trained(scope, lambda: keras.layers.SpectralNormalization(_square()))
-        return fitted_of_layers(model, x, y, batch_size=4)
+def _spectral() -> Any:
+    initializer = keras.initializers.Orthogonal(2.0, seed=3)
+    return keras.layers.SpectralNormalization(keras.layers.Dense(3, kernel_initializer=initializer))
 
-    def _square() -> Any:
-        return keras.layers.Dense(3, kernel_initializer=keras.initializers.Orthogonal(2.0, seed=3))
 
-    assert_like_plain_keras(job, replicas=(2,))
+def _adapted() -> Any:
+    layer = keras.layers.Normalization()
+    layer.adapt(regression()[0])
+    return layer
 
 
 @pytest.mark.slow
-def test_adapted_normalisation_is_that_of_one_device() -> None:
+@pytest.mark.parametrize("make", [_spectral, _adapted])
+def test_layer_with_a_state_of_its_own_is_that_of_one_device(make) -> None:
     def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression()
-        with scope():
-            layer = keras.layers.Normalization()
-            layer.adapt(x)
-        model, _ = _trained(scope, lambda: layer)
-        return fitted_of_layers(model, x, y, batch_size=4)
+        model, _ = _trained(scope, make)
+        return fitted_of_layers(model, *regression(), batch_size=4)
 
     assert_like_plain_keras(job, replicas=(2,))

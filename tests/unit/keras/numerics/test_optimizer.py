@@ -50,40 +50,6 @@ def _on_one_device(optimizer: Any, num_steps: int, gradients: Any = _GRADIENTS) 
     return values_of([*variables, *optimizer.variables])
 
 
-_OPTIMIZERS: dict[str, Any] = {
-    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=2.5),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.5),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "execution"),
-    [
-        ("clipvalue", "compiled"),
-        pytest.param("momentum", "eager", marks=pytest.mark.slow),
-    ],
-    indirect=["execution"],
-)
-def test_steps_are_those_of_one_device_with_the_summed_gradients(name: str, execution: str) -> None:
-    """All copies take the same update, which counts once."""
-    make_optimizer = _OPTIMIZERS[name]
-    strategy, variables, optimizer = _made(make_optimizer)
-    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
-
-    def step(*grads: Any) -> None:
-        optimizer.apply_gradients(zip(grads, variables, strict=True))
-
-    for num_steps in (1, 2, 3):
-        strategy.run(step, args=columns)
-        expected = _on_one_device(make_optimizer(), num_steps)
-        measured = values_of([*variables, *optimizer.variables])
-        for value, wanted in zip(measured, expected, strict=True):
-            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
-        for variable in [*variables, *optimizer.variables]:
-            first, second = copies_of(variable)
-            np.testing.assert_array_equal(first, second)
-
-
 def test_variable_without_a_gradient_is_left_alone() -> None:
     strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(0.1))
     first = per_replica(strategy, [gradients[0] for gradients in _GRADIENTS])

@@ -268,9 +268,7 @@ def _fitted(scope: Any, *, is_tied: bool, whole: bool, ignore_class: int | None)
     ("name", "is_tied", "ignore_class"),
     [("plain", True, None), ("one", False, 3), ("two", True, 3), ("sharded", False, None)],
 )
-def test_fit_equals_that_of_whole_logits(
-    name: str, is_tied: bool, ignore_class: int | None
-) -> None:
+def test_fit_equals_that_of_whole_logits(name, is_tied, ignore_class) -> None:
     if not hasattr(keras.layers, "ReversibleEmbedding"):
         pytest.skip("this Keras has no ReversibleEmbedding")
     arguments: dict[str, Any] = {"is_tied": is_tied, "ignore_class": ignore_class}
@@ -347,9 +345,7 @@ def _reference_of_chunked_loss(
         pytest.param(11, False, 2.0, marks=pytest.mark.slow),
     ],
 )
-def test_losses_and_gradients_equal_those_of_whole_logits(
-    chunk_size: int, has_rows: bool, soft_cap: float | None
-) -> None:
+def test_losses_and_gradients_equal_those_of_whole_logits(chunk_size, has_rows, soft_cap) -> None:
     labels, *arrays = _problem()
     weights = jnp.arange(15.0).reshape(3, 5)
 
@@ -425,9 +421,7 @@ def test_no_array_has_the_size_of_the_vocabulary() -> None:
         ({"soft_cap": 0.0}, ValueError, "soft_cap=0.0"),
     ],
 )
-def test_wrong_arguments_are_refused(
-    change: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_wrong_arguments_are_refused(change, error, message) -> None:
     names = ("labels", "hidden", "kernel", "bias")
     arguments: dict[str, Any] = {**dict(zip(names, _problem(), strict=True)), **change}
     with pytest.raises(error, match=message):

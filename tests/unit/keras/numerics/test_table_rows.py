@@ -271,9 +271,7 @@ def _with_ties(shape: tuple[int, ...]) -> Any:
     ("shape", "window"),
     _SHAPES_AND_WINDOWS,
 )
-def test_values_and_gradients_are_those_of_xla(
-    shape: tuple[int, ...], window: tuple[int, ...]
-) -> None:
+def test_values_and_gradients_are_those_of_xla(shape, window) -> None:
     inputs = _with_ties(shape)
     expected, expected_gradient = jax.vjp(lambda x: _reference(x, window), inputs)
     values, gradient = jax.vjp(lambda x: max_of_windows(x, window), inputs)
@@ -322,9 +320,7 @@ def _primitives(layer: Any, shape: tuple[int, ...]) -> str:
         (keras.layers.AveragePooling2D(2), (1, 4, 4, 1), None),
     ],
 )
-def test_layers_whose_windows_lie_side_by_side_are_fast(
-    layer: Any, shape: tuple[int, ...], is_fast: bool | None
-) -> None:
+def test_layers_whose_windows_lie_side_by_side_are_fast(layer, shape, is_fast) -> None:
     program = _primitives(layer, shape)
     assert ("select_and_scatter" in program) is (is_fast is False)
     plain = jax.make_jaxpr(jax.grad(lambda x: jnp.sum(layer(x))))(jnp.ones(shape))

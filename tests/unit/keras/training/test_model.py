@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +14,10 @@ import pytest
 import stratagem as sg
 from stratagem.variables.registry import VariableKind
 from tests.parity.comparison import (
-    Scope,
-    differences,
-    evaluated,
-    fitted,
     mirrored,
-    plain_keras,
     regression,
 )
-from tests.unit.keras.replicas import dense_model, kind_of, two, values_of
+from tests.unit.keras.replicas import dense_model, kind_of, two
 from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES, Decoder, made
 
 _COMPILE = {"optimizer": "sgd", "loss": "mse"}
@@ -113,27 +107,6 @@ def test_error_in_fit_leaves_no_scope_open() -> None:
         model.fit(*regression(), verbose=0, callbacks=[Fails()])
     assert not sg.has_strategy()
     assert len(model.fit(*regression(), verbose=0).history["loss"]) == 1
-
-
-def _every_method(scope: Scope) -> dict[str, Any]:
-    x, y = regression()
-    model = dense_model(scope, optimizer=keras.optimizers.SGD(0.05), metrics=["mae"])
-    measured = fitted(model, x, y, batch_size=6, epochs=1, validation_data=(x[:3], y[:3]))
-    measured |= evaluated(model, x, y, batch_size=6)
-    return measured | {
-        "predict": model.predict(x, batch_size=6, verbose=0),
-        "train_on_batch": model.train_on_batch(x[:5], y[:5]),
-        "test_on_batch": model.test_on_batch(x[:5], y[:5]),
-        "predict_on_batch": model.predict_on_batch(x[:5]),
-        "kernel": values_of(model.trainable_variables)[0],
-    }
-
-
-@pytest.mark.compatibility
-def test_every_method_gives_the_numbers_of_one_device() -> None:
-    with mirrored(3).scope():
-        measured = plain_keras(lambda _: _every_method(contextlib.nullcontext))
-    assert differences(measured, plain_keras(_every_method)) == []
 
 
 @pytest.mark.parametrize("way", ["compile", "config"])

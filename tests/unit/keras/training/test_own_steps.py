@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.parity.comparison import (
 _METRICS = ("mean_absolute_error", "RootMeanSquaredError")
 
 
-def _job(
+def every_method(
     model_class: Callable[..., Any],
     num_examples: int = 10,
     metrics: tuple[str, ...] = ("mae",),
@@ -80,7 +81,7 @@ class _AddsToLogs(keras.Model):
 @pytest.mark.slow
 def test_steps_that_add_to_those_of_keras() -> None:
     # The short batch has three rows: a mean of inputs is the user's own and counts padding.
-    job = _job(_AddsToLogs, num_examples=11, metrics=_METRICS)
+    job = every_method(_AddsToLogs, num_examples=11, metrics=_METRICS)
     expected = plain_keras(job)
     with pytest.warns(UserWarning, match=r"combines the rows .* at test_own_steps.py:\d+, and a"):
         measured = plain_keras(lambda _: job(mirrored(2).scope))
@@ -115,6 +116,14 @@ class _DerivedMetrics(keras.Model):
 
 
 @pytest.mark.compatibility
+def test_every_method_in_the_scope_gives_the_numbers_of_one_device() -> None:
+    job = every_method(keras.Model)
+    with mirrored(3).scope():
+        measured = plain_keras(lambda _: job(contextlib.nullcontext))
+    assert differences(measured, plain_keras(job)) == []
+
+
+@pytest.mark.compatibility
 def test_step_of_ones_own_runs_in_replica_context() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
 
@@ -124,7 +133,7 @@ def test_step_of_ones_own_runs_in_replica_context() -> None:
             seen.append((context.num_replicas_in_sync, data[0].shape))
             return super().train_step(state, data)
 
-    _job(Looks)(mirrored(2).scope)
+    every_method(Looks)(mirrored(2).scope)
     # Traced twice to see what grows with the rows, and once to run.
     assert seen[:3] == [(2, (2, 3)), (2, (4, 3)), (2, (2, 3))]
 
@@ -208,7 +217,7 @@ def test_predict_step_with_variables() -> None:
 def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
     model_class, metrics, log, num_replicas, steps_per_execution
 ) -> None:
-    job = _job(model_class, metrics=metrics, steps_per_execution=steps_per_execution)
+    job = every_method(model_class, metrics=metrics, steps_per_execution=steps_per_execution)
     expected = plain_keras(job)
     assert any(log in name for name in expected)
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []

@@ -175,9 +175,7 @@ def test_process_0_writes_the_file_of_a_function(
         save(_preset(group, monkeypatch), tmp_path / name)
 
 
-def test_errors_of_process_0_are_raised_on_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_process_0_are_raised_on_all(tmp_path, monkeypatch) -> None:
     group = Scripted(0, [])
     with pytest.raises(FileNotFoundError):
         _preset(group, monkeypatch).save_to_preset(tmp_path / "missing" / "preset")

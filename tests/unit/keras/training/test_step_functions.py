@@ -132,9 +132,7 @@ class _Disturbs(keras.callbacks.Callback):
     ],
     ids=["reset", "evaluate", "train_on_batch", "step"],
 )
-def test_callback_before_changes_nothing_in_the_logs_of_the_step(
-    disturb: Callable[[Any], object],
-) -> None:
+def test_callback_before_changes_nothing_in_the_logs_of_the_step(disturb) -> None:
     def logs_of_third(disturb: Callable[[Any], object]) -> Any:
         model, reads = _model(two), _Reads()
         adds = keras.callbacks.LambdaCallback(
@@ -282,22 +280,6 @@ class _Recorder(keras.callbacks.Callback):
         self.seen.append(("end", batch, {key: float(value) for key, value in logs.items()}))
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_callbacks_see_the_last_step_of_each_group_with_the_logs_of_one_device(steps: int) -> None:
-    def seen(scope: Scope) -> list[Any]:
-        recorder = _Recorder()
-        x, y = regression(29)
-        model = _model(scope, steps=steps)
-        model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
-        return recorder.seen
-
-    measured, expected = seen(two), seen(contextlib.nullcontext)
-    assert [entry[:2] for entry in measured] == [entry[:2] for entry in expected]
-    assert len(measured) == (16 if steps == 1 else 6)
-    for one, other in zip(measured, expected, strict=True):
-        assert one[2] == pytest.approx(other[2], rel=1e-5)
-
-
 def _endless(read: list[int]) -> Iterator[Batch]:
     """Batches that all differ, and a note of each that was asked for."""
     while True:
@@ -366,9 +348,7 @@ def _failing(num_batches: int) -> Iterator[Batch]:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_error_of_the_source_comes_out_after_the_batches_before_it(
-    steps_per_execution: int,
-) -> None:
+def test_error_of_the_source_comes_out_after_the_batches_before_it(steps_per_execution) -> None:
     recorder = _Recorder()
     model = _model(two, steps=steps_per_execution)
     with pytest.raises(_SourceError, match="the disk is gone"):
@@ -419,9 +399,7 @@ def test_groups_that_are_transferred_early_train_as_others(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(monkeypatch) -> None:
     monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
     steps: list[int] = []
 
