@@ -274,26 +274,6 @@ def test_a_loop_continues_with_the_random_numbers_of_the_others(connections) -> 
     assert prepared == [1]
 
 
-def test_a_call_of_fit_gets_its_position_and_its_variables_again_at_its_start(connections) -> None:
-    first, second = _Side(5.0), _Side(1.0, is_candidate=True)
-    first.hold([4.0, 6.0])
-    first.admission.admit("fit:1", lambda: {"epoch": 2, "batch": 3}, may_retry=True)
-
-    def join() -> None:
-        _deliver(connections, [first, second])
-        second.hold([0.0, 0.0])
-
-    second.group.on_join = join
-    place = second.admission.begin_call()
-    assert place == "fit:1"
-    assert second.admission.join(place, lambda: None) == {"epoch": 2, "batch": 3}
-    second.variables[0].assign(np.zeros(3))  # Keras resets and builds at the start of `fit`
-    second.admission.restore()
-    assert second.values[:2] == [[5.0] * 3, 5]
-    second.admission.end_place()
-    assert second.group.calls[-1] == "end"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

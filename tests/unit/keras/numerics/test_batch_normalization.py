@@ -13,6 +13,7 @@ from keras import ops
 
 import stratagem as sg
 from stratagem.keras.numerics.step_mode import StepMode, step_mode
+from tests.contract.parts import seldom_eager
 from tests.parity.comparison import (
     Scope,
     differences,
@@ -55,9 +56,7 @@ def _call(layer: Any, sizes: tuple[int, ...], rows: np.ndarray = _ROWS, **argume
 
 @pytest.mark.compatibility
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 2, 0)])
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
+@seldom_eager
 def test_each_replica_normalises_with_its_own_true_rows(sizes, execution) -> None:
     layer = _layer(mirrored(len(sizes)))
     parts = _split(_ROWS, sizes)

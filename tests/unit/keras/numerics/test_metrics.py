@@ -285,39 +285,6 @@ def test_layers_that_differ_are_refused() -> None:
         sg.scan_layers(dense(3))
 
 
-def _partly_recomputed() -> Any:
-    sg.scan_layers(model := decoder())
-    sg.remat(model, layers="block_1")
-    return model
-
-
-def _regularized() -> Any:
-    model = _row(*(keras.layers.Dense(4, activity_regularizer="l2") for _ in range(2)))
-    sg.scan_layers(model, layers="dense")
-    return model
-
-
-def _masked() -> Any:
-    inputs = keras.Input((4, 4))
-    model = keras.Model(inputs, _Shift()(_Shift()(keras.layers.Masking()(inputs))))
-    sg.scan_layers(model, layers="shift")
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "shape", "message"),
-    [
-        (_partly_recomputed, (2, 4), "only some are rematerialized"),
-        (_regularized, (2, 4), "an activity regularizer"),
-        (_masked, (2, 4, 4), "another mask than its input"),
-    ],
-)
-def test_layers_that_one_loop_cannot_compute_are_refused(make, shape, message) -> None:
-    model = make()
-    with pytest.raises(ValueError, match=message):
-        jax.make_jaxpr(lambda x: model(x))(np.ones(shape, "float32"))
-
-
 class _Odd(keras.layers.Layer):
     """A layer whose `effect` no loop can repeat."""
 
@@ -327,48 +294,6 @@ class _Odd(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         return self.effect(self, x)
-
-
-def _count(layer: Any, x: Any) -> Any:
-    layer.shared.assign_add(1.0)
-    return x
-
-
-_OTHERS: dict[str, Any] = {}
-
-
-def _count_other(x: Any) -> Any:
-    _OTHERS["counter"].assign_add(1.0)
-    return x
-
-
-def _summarize(layer: Any, x: Any) -> Any:
-    sg.summary.scalar("sum", keras.ops.sum(x))
-    return x
-
-
-@pytest.mark.parametrize(
-    ("effect", "message"),
-    [
-        (_count, "that share .* and assign to it"),
-        (lambda _, x: _count_other(x), "which is not its own"),
-        (lambda _, x: keras.ops.cast(x, "float16"), "gets .* and returns .*float16"),
-        (_summarize, "a layer that writes summaries"),
-    ],
-    ids=["shared", "global", "dtype", "summary"],
-)
-def test_effects_that_one_loop_cannot_have_are_refused(effect, message, monkeypatch) -> None:
-    shared = keras.Variable(0.0, trainable=False)
-    monkeypatch.setitem(_OTHERS, "counter", keras.Variable(0.0, trainable=False))
-    model = _row(*(_Odd(effect, shared) for _ in range(2)))
-    sg.scan_layers(model, layers="odd")
-
-    def call(x: Any) -> Any:
-        with keras.StatelessScope():
-            return model(x)
-
-    with pytest.raises(ValueError, match=message):
-        _num_scans(model, call)
 
 
 class _Shift(keras.layers.Layer):
@@ -383,6 +308,77 @@ class _Shift(keras.layers.Layer):
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         return keras.ops.roll(previous_mask, 1, axis=1)
+
+
+def _partly_recomputed() -> Any:
+    sg.scan_layers(model := decoder())
+    sg.remat(model, layers="block_1")
+    return model
+
+
+def _masked() -> Any:
+    inputs = keras.Input((4, 4))
+    model = keras.Model(inputs, _Shift()(_Shift()(keras.layers.Masking()(inputs))))
+    sg.scan_layers(model, layers="shift")
+    return model
+
+
+def _scanned(make: Callable[[], Any]) -> Any:
+    sg.scan_layers(model := _row(make(), make()), layers="dense|odd")
+    return model
+
+
+def _odd(effect: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        shared = keras.Variable(0.0, trainable=False)
+        return _scanned(lambda: _Odd(effect, shared))
+
+    return make
+
+
+_OTHERS: dict[str, Any] = {}
+_DENSE = {"units": 4, "activity_regularizer": "l2"}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "message"),
+    [
+        (_partly_recomputed, (2, 4), "only some are rematerialized"),
+        (lambda: _scanned(lambda: keras.layers.Dense(**_DENSE)), (2, 4), "an activity regularizer"),
+        (_masked, (2, 4, 4), "another mask than its input"),
+        (
+            _odd(lambda layer, x: (layer.shared.assign_add(1.0), x)[1]),
+            (2, 4),
+            "that share .* and assign to it",
+        ),
+        (
+            _odd(lambda layer, x: (_OTHERS["counter"].assign_add(1.0), x)[1]),
+            (2, 4),
+            "which is not its own",
+        ),
+        (
+            _odd(lambda layer, x: keras.ops.cast(x, "float16")),
+            (2, 4),
+            "gets .* and returns .*float16",
+        ),
+        (
+            _odd(lambda layer, x: (sg.summary.scalar("sum", keras.ops.sum(x)), x)[1]),
+            (2, 4),
+            "a layer that writes summaries",
+        ),
+    ],
+    ids=["partly recomputed", "regularized", "masked", "shared", "global", "dtype", "summary"],
+)
+def test_layers_that_one_loop_cannot_compute_are_refused(make, shape, message, monkeypatch) -> None:
+    monkeypatch.setitem(_OTHERS, "counter", keras.Variable(0.0, trainable=False))
+    model = make()
+
+    def call(x: Any) -> Any:
+        with keras.StatelessScope():
+            return model(x)
+
+    with pytest.raises(ValueError, match=message):
+        jax.make_jaxpr(call)(np.ones(shape, "float32"))
 
 
 # Layers that write state of their own in a step of `fit`.

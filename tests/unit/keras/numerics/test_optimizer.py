@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from tests.contract.parts import seldom_eager
 from tests.parity.comparison import mirrored
 from tests.unit.keras.replicas import copies_of, per_replica, values_of
 
@@ -161,9 +162,7 @@ def test_scaled_loss_in_a_step_of_ones_own_trains_as_one_device_does() -> None:
         "experimental_aggregate_gradients",
     ],
 )
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
+@seldom_eager
 def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, execution: str) -> None:
     strategy, variables, optimizer = _made(lambda: keras.optimizers.Adam(0.1))
     columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]

@@ -22,6 +22,7 @@ from stratagem.keras.numerics.layers import (
     check_batch_size,
     max_of_windows,
 )
+from tests.contract.parts import seldom_eager
 from tests.parity.comparison import (
     fitted,
     mirrored,
@@ -178,9 +179,7 @@ def _dropout(strategy: Any) -> Any:
     return layer
 
 
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
+@seldom_eager
 def test_first_replica_drops_what_one_device_drops(execution: str) -> None:
     """Other replicas and steps drop others; the state of the seed is the same on all."""
     strategy = mirrored(3)
