@@ -294,20 +294,16 @@ def test_epochs_are_those_of_the_history(name: str, tmp_path: Path) -> None:
 def test_batches_and_layers_are_written_each_few_steps(name, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tensorboard, "time", ticking())
 
-    class Logs(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.losses: list[float] = []
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.losses.append(float(logs["loss"]))
-
-    model, logs = build(STRATEGIES[name](), [Noting(), keras.layers.Dense(1)]), Logs()
+    losses: list[float] = []
+    logs = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"]))
+    )
+    model = build(STRATEGIES[name](), [Noting(), keras.layers.Dense(1)])
     callback = sg.TensorBoard(tmp_path, update_freq=2, write_steps_per_second=True)
     fit(model, callback, logs, validation_data=(X[:24], Y[:24]))
     train, validation = Read(tmp_path / "train"), Read(tmp_path / "validation")
     steps = [2, 4, 6, 8, 10]
-    assert train.numbers("batch_loss") == [(s, pytest.approx(logs.losses[s - 1])) for s in steps]
+    assert train.numbers("batch_loss") == [(s, pytest.approx(losses[s - 1])) for s in steps]
     first_rows = X[::BATCH_SIZE].sum(axis=1)
     assert train.numbers("first_row") == [
         (step, pytest.approx(first_rows[(step - 1) % STEPS], rel=1e-5)) for step in steps

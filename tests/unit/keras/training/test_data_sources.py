@@ -100,23 +100,13 @@ def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
     assert differences(measured, expected) == []
 
 
-def _make_py_dataset() -> Any:
-    return _Batches(
-        [({"left": _LEFT[rows], "right": _RIGHT[rows]}, _Y[rows], None) for rows in _slices()]
-    )
-
-
 def _make_generator() -> Any:
     return (((_LEFT[rows], _RIGHT[rows]), _Y[rows]) for rows in _slices())
 
 
-def _make_generator_of_jax_arrays() -> Any:
+def _as_dicts(convert: Callable[[Any], Any]) -> Any:
     for rows in _slices():
-        yield {"left": jnp.asarray(_LEFT[rows]), "right": jnp.asarray(_RIGHT[rows])}, _Y[rows], None
-
-
-def _make_threads() -> Any:
-    return _Batches(list(_make_generator()), workers=2)
+        yield {"left": convert(_LEFT[rows]), "right": convert(_RIGHT[rows])}, _Y[rows], None
 
 
 def _make_torch_loader() -> Any:
@@ -142,9 +132,9 @@ _SOURCES = {
     "generator": _make_generator,
     "tensorflow": _make_tensorflow_dataset,
     "torch": _make_torch_loader,
-    "py_dataset": _make_py_dataset,
-    "threads": _make_threads,
-    "generator_of_jax_arrays": _make_generator_of_jax_arrays,
+    "py_dataset": lambda: _Batches(list(_as_dicts(np.asarray))),
+    "threads": lambda: _Batches(list(_make_generator()), workers=2),
+    "generator_of_jax_arrays": lambda: _as_dicts(jnp.asarray),
 }
 _QUICK = ("generator", "tensorflow", "torch")
 
@@ -238,15 +228,6 @@ def _fit_on_dataset(scope: Scope, wrap: Callable[[Any, Any], Any]) -> Any:
     return _measured(model, history, evaluated, model.predict(data, verbose=0))
 
 
-def _distributed(model: Any, dataset: Any) -> Any:
-    return model.distribute_strategy.distribute_dataset(dataset)
-
-
-def _of_replicas(model: Any, dataset: Any) -> Any:
-    """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
-    return model.distribute_strategy.distribute_datasets_from_function(lambda _: dataset)
-
-
 @pytest.mark.slow
 def test_datasets_of_ours_need_no_number_of_steps() -> None:
     def same(_: Any, dataset: Any) -> Any:
@@ -260,7 +241,18 @@ def test_datasets_of_ours_need_no_number_of_steps() -> None:
         lambda scope: _array_job(scope, x, _Y, epochs=2, validation_data=(x, _Y))
     )
     wider = _under_two(lambda scope: _fit_on_dataset(scope, of_steps))
-    for wrap, wanted in ((same, expected), (_distributed, expected), (_of_replicas, wider)):
+    # Of replicas, two batches of 4 a step: the last one has 2, and a replica without any.
+    ways: list[Any] = [
+        (same, expected),
+        (lambda model, data: model.distribute_strategy.distribute_dataset(data), expected),
+        (
+            lambda model, data: model.distribute_strategy.distribute_datasets_from_function(
+                lambda _: data
+            ),
+            wider,
+        ),
+    ]
+    for wrap, wanted in ways:
         measured = _under_two(lambda scope, wrap=wrap: _fit_on_dataset(scope, wrap))
         assert differences(measured, wanted) == []
     measured = plain_keras(lambda scope: _fit_on_dataset(scope, same))
