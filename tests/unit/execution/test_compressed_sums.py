@@ -242,19 +242,6 @@ def test_low_rank_is_that_of_the_paper() -> None:
         np.testing.assert_array_equal(new["factor"], [new["factor"][0]] * 3)
 
 
-@pytest.mark.slow
-def test_factors_of_repeated_gradients_become_the_best_ones() -> None:
-    """Power iteration with a warm start finds the singular vectors, which SVD finds at once."""
-    setting = PowerSGD(rank=2, error_feedback=False)
-    grads, states = gradients(2), first_states(setting, 2)
-    for _ in range(60):
-        sums, states = one_step(setting, 2, grads, states)
-    whole = grads[0].sum(0)
-    left, values, right = np.linalg.svd(whole, full_matrices=False)
-    best = left[:, :2] * values[:2] @ right[:2]
-    np.testing.assert_allclose(sums[0][0], best, atol=0.02 * values[0])
-
-
 # Islands: their replicas, and sums between them of which each replica sends a part.
 
 ODD_SHAPES = [(5, 3), (), (8,), (0,)]  # of a size that islands do not divide, too
