@@ -404,7 +404,7 @@ def test_a_process_that_joins_compiles_its_step_and_an_error_of_it_ends_the_call
     )
     strategy.admit(print, args=(1,), kwargs={"end": ""})
     assert calls == [(print, (1,), {"end": ""})] * 2 + ["join"]
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match="invalid keyword"):
         strategy.admit(int, kwargs={"of": 1})
     strategy._admission.is_waiting = False
     strategy.admit(print, args=(1,))  # a member admits others without compiling

@@ -25,7 +25,7 @@ from tests.unit.strategies.test_training import (
 
 def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> None:
     model = made(hybrid(TWO, RULES), "Adagrad")
-    fitted(model)
+    model.optimizer.build(model.trainable_variables)
     places: dict[str, str] = {}
     for variable in [*model.weights, *model.optimizer.variables]:
         if variable.synchronization == "on_read":

@@ -226,14 +226,14 @@ def places_of(variables: Any) -> set[str]:
     ],
 )
 def test_optimizer_state_has_a_place_of_its_own(placement, weights, state) -> None:
-    model = made(sg.HybridStrategy(TWO, placement=placement))
+    model = made(sg.HybridStrategy(TWO, placement=placement), "Adam")
     model.optimizer.build(model.trainable_variables)
     assert places_of(model.variables) == {weights}
     assert places_of(model.optimizer.variables) == {state}
 
 
 def test_state_of_central_variables_stays_with_them() -> None:
-    model = made(sg.HybridStrategy(TWO, placement={STATE: PINNED, "items": "central"}))
+    model = made(sg.HybridStrategy(TWO, placement={STATE: PINNED, "items": "central"}), "Adam")
     model.optimizer.build(model.trainable_variables)
     (table,) = model.get_layer("items").variables
     slots: list[Any] = [one for one in model.optimizer.variables if one.shape == table.shape]

@@ -212,14 +212,6 @@ def test_the_step_is_compiled_for_a_batch_of_the_data_whose_order_stays(skipped)
     assert [np.shape(one) for one in last[:2]] == [(num_last, 4), (num_last,)]
 
 
-@pytest.mark.slow
-def test_a_short_batch_of_a_sparse_array_is_one(skipped) -> None:
-    (batch, last), _ = skipped(scipy.sparse.csr_matrix(_X), _Y, _BATCH, look=lambda: None)
-    assert batch[0].shape == (_BATCH, 4)
-    assert is_sparse(last[0])
-    assert last[0].shape == (len(_X) % _BATCH, 4)
-
-
 def test_no_batch_is_read_from_data_that_cannot_be_read_again(skipped) -> None:
     num_read = 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import stratagem as sg
 from tests.parity.comparison import Scope, assert_like_plain_keras, mirrored, regression
 from tests.parity.comparison import fitted as fitted_of_layers
-from tests.unit.keras.numerics.decoder_blocks import Block, decoder, equations, fitted
+from tests.unit.keras.numerics.decoder_blocks import Block, decoder, equations
 from tests.unit.keras.replicas import components_of, copies_of, per_replica, values_of
 
 _VALUES = np.asarray([1.0, 2.0, 4.0, 8.0, 16.0], "float32")
@@ -197,32 +196,6 @@ def test_metric_made_before_the_scope_says_so_in_a_loop() -> None:
 
 
 # `sg.scan_layers`: equal layers in one loop, with the results of single layers.
-
-
-def _sharded() -> Any:
-    return sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all").scope()
-
-
-def _recomputed_scan(model: Any) -> None:
-    sg.scan_layers(model)
-    sg.remat(model)
-
-
-@pytest.mark.parametrize(
-    ("scope", "prepare"),
-    [
-        pytest.param(contextlib.nullcontext, sg.scan_layers, marks=pytest.mark.slow),
-        (_sharded, _recomputed_scan),
-    ],
-    ids=["plain Keras", "sharded and rematerialized"],
-)
-def test_fit_equals_fit_of_single_layers(scope: Any, prepare: Callable[[Any], Any]) -> None:
-    # Dropout, statistics, losses that layers add, and counters.
-    losses, weights = fitted(scope(), prepare)
-    expected_losses, expected = fitted(scope())
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
-    for own, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
 
 
 def _num_scans(model: Any, call: Callable[[Any], Any] | None = None) -> int:

@@ -34,21 +34,36 @@ _MODES: dict[str, dict[str, Any]] = {
 _POLICIES = ["full", "dots", "offload", "offload_dots", jax.checkpoint_policies.everything_saveable]
 
 
-@pytest.mark.slow
+def _recomputed_scan(model: Any) -> None:
+    sg.scan_layers(model)
+    sg.remat(model)
+
+
 @pytest.mark.parametrize(
-    ("scope", "mode", "policy"),
+    ("scope", "mode", "prepare"),
     [
-        ("plain", "list_of_layers", None),
-        ("one", "larger_than", None),
-        ("two", "activations", None),
-        ("sharded", "full", None),
-        *(("sharded", None, policy) for policy in _POLICIES),
+        ("sharded", None, _recomputed_scan),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("plain", "list_of_layers", lambda model: None),
+                ("one", "larger_than", lambda model: None),
+                ("two", "activations", lambda model: None),
+                ("sharded", "full", lambda model: None),
+                ("plain", None, sg.scan_layers),
+                *(
+                    ("sharded", None, lambda model, policy=policy: sg.remat(model, policy))
+                    for policy in _POLICIES
+                ),
+            )
+        ),
     ],
 )
-def test_fit_equals_fit_without(scope: str, mode: str | None, policy: Any) -> None:
+def test_fit_equals_fit_without(scope, mode, prepare) -> None:
+    """With dropout, statistics, losses that layers add, and counters."""
     recomputing = contextlib.nullcontext() if mode is None else keras.RematScope(**_MODES[mode])
     with recomputing:
-        losses, weights = fitted(_SCOPES[scope](), lambda model: policy and sg.remat(model, policy))
+        losses, weights = fitted(_SCOPES[scope](), prepare)
     expected_losses, expected = fitted(_SCOPES[scope]())
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for own, other in zip(weights, expected, strict=True):
