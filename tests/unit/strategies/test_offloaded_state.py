@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -63,6 +64,24 @@ class Runs:
             return call(program, *arguments)
 
         monkeypatch.setattr(Program, "_call", counted)
+
+
+def test_what_is_large_is_in_pinned_memory_in_parts_and_tables_are_on_the_host() -> None:
+    model = made(central(), "Adagrad")
+    model.optimizer.build(model.trainable_variables)
+    places = {
+        re.sub(r"^adagrad(_\d+)?/", "", one.path): (memory_of(one), len(one.stored.devices()))
+        for one in [*model.trainable_variables, *model.optimizer.variables]
+    }
+    for name, place in {
+        "items/embeddings": ("device", 1),
+        "wide/kernel": (PINNED, 2),
+        "wide/bias": ("device", 2),
+        "top/kernel": ("device", 2),
+    }.items():
+        assert places[name] == places[f"{name.replace('/', '_')}_accumulator"] == place
+    part = model.get_layer("wide").kernel.stored.addressable_shards[0].data.shape
+    assert part == (16, 128)
 
 
 @pytest.mark.parametrize(

@@ -424,22 +424,28 @@ def test_state_that_would_drift_apart_is_refused() -> None:
     assert values_of([layer.mean]) == [0.0]
 
 
-def _spectral() -> Any:
-    initializer = keras.initializers.Orthogonal(2.0, seed=3)
-    return keras.layers.SpectralNormalization(keras.layers.Dense(3, kernel_initializer=initializer))
-
-
-def _adapted() -> Any:
-    layer = keras.layers.Normalization()
-    layer.adapt(regression()[0])
-    return layer
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [_spectral, _adapted])
-def test_layer_with_a_state_of_its_own_is_that_of_one_device(make) -> None:
+def _assert_like_one_device(make: Callable[[], Any]) -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, _ = _trained(scope, make)
         return fitted_of_layers(model, *regression(), batch_size=4)
 
     assert_like_plain_keras(job, replicas=(2,))
+
+
+@pytest.mark.slow
+def test_spectral_normalisation_is_that_of_one_device() -> None:
+    initializer = keras.initializers.Orthogonal(2.0, seed=3)
+    layers = keras.layers
+    _assert_like_one_device(
+        lambda: layers.SpectralNormalization(layers.Dense(3, kernel_initializer=initializer))
+    )
+
+
+@pytest.mark.slow
+def test_adapted_normalisation_is_that_of_one_device() -> None:
+    def adapted() -> Any:
+        layer = keras.layers.Normalization()
+        layer.adapt(regression()[0])
+        return layer
+
+    _assert_like_one_device(adapted)

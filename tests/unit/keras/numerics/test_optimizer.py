@@ -51,6 +51,30 @@ def _on_one_device(optimizer: Any, num_steps: int, gradients: Any = _GRADIENTS) 
     return values_of([*variables, *optimizer.variables])
 
 
+@seldom_eager
+def test_steps_are_those_of_one_device_with_the_summed_gradients(execution: str) -> None:
+    """All copies take the same update, which counts once."""
+    options: Any = {"learning_rate": 0.1, "momentum": 0.9, "global_clipnorm": 1.5}
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(**options))
+    for num_steps in (1, 2):
+        _apply(strategy, optimizer, variables)
+        expected = _on_one_device(keras.optimizers.SGD(**options), num_steps)
+        everything = [*variables, *optimizer.variables]
+        for variable, value, wanted in zip(
+            everything, values_of(everything), expected, strict=True
+        ):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(*copies_of(variable))
+
+
+def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(1.0, clipvalue=2.5))
+    _apply(strategy, optimizer, variables)
+    # The sums are [2, 4.5] and 3; the parts, clipped before, would give [1.5, 3] and 3.
+    np.testing.assert_allclose(np.asarray(variables[0]), [1.0 - 2.0, -2.0 - 2.5])
+    np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 2.5)
+
+
 def test_variable_without_a_gradient_is_left_alone() -> None:
     strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(0.1))
     first = per_replica(strategy, [gradients[0] for gradients in _GRADIENTS])

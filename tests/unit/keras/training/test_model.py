@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,14 @@ import pytest
 import stratagem as sg
 from stratagem.variables.registry import VariableKind
 from tests.parity.comparison import (
+    differences,
     mirrored,
+    plain_keras,
     regression,
 )
 from tests.unit.keras.replicas import dense_model, kind_of, two
 from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES, Decoder, made
+from tests.unit.keras.training.test_own_steps import every_method
 
 _COMPILE = {"optimizer": "sgd", "loss": "mse"}
 
@@ -107,6 +111,14 @@ def test_error_in_fit_leaves_no_scope_open() -> None:
         model.fit(*regression(), verbose=0, callbacks=[Fails()])
     assert not sg.has_strategy()
     assert len(model.fit(*regression(), verbose=0).history["loss"]) == 1
+
+
+@pytest.mark.compatibility
+def test_every_method_gives_the_numbers_of_one_device() -> None:
+    job = every_method(keras.Model)
+    with mirrored(3).scope():
+        measured = plain_keras(lambda _: job(contextlib.nullcontext))
+    assert differences(measured, plain_keras(job)) == []
 
 
 @pytest.mark.parametrize("way", ["compile", "config"])

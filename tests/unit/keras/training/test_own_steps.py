@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -113,14 +112,6 @@ class _DerivedMetrics(keras.Model):
         results = super().compute_metrics(x, y, y_pred, sample_weight)
         squared = results["root_mean_squared_error"] ** 2  # not a mean of what replicas have
         return {**results, "twice": 2.0 * results["mean_absolute_error"], "squared": squared}
-
-
-@pytest.mark.compatibility
-def test_every_method_in_the_scope_gives_the_numbers_of_one_device() -> None:
-    job = every_method(keras.Model)
-    with mirrored(3).scope():
-        measured = plain_keras(lambda _: job(contextlib.nullcontext))
-    assert differences(measured, plain_keras(job)) == []
 
 
 @pytest.mark.compatibility
