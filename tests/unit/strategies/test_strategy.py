@@ -24,6 +24,7 @@ from stratagem.strategies.self_description import (
     StrategyDescription,
 )
 from stratagem.strategies.strategy import Strategy
+from tests.parity.comparison import differences, fitted, regression, small_regressor
 from tests.unit.test_rendering import require_plain
 
 FOUR = [f"cpu:{index}" for index in range(4)]
@@ -54,41 +55,32 @@ def _is_traced(value) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def trained_weights(strategy, *, eagerly: bool = False) -> list[np.ndarray]:
-    keras.utils.set_random_seed(3)
+def trained(strategy: Any, *, eagerly: bool = False) -> dict[str, Any]:
     with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2)]
-        )
-        model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", run_eagerly=eagerly)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
-    model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
-    return [np.asarray(variable.value) for variable in model.weights]
+        model = small_regressor()
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eagerly)
+    return fitted(model, *regression(22), batch_size=8)
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[np.ndarray]:
-    """Plain Keras."""
-    return trained_weights(sg.OneDeviceStrategy("cpu:0"))
+def expected() -> dict[str, Any]:
+    return trained(sg.OneDeviceStrategy("cpu:0"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(BUILT_IN))
 def test_training_by_every_op_gives_the_weights_of_one_device(name, expected) -> None:
     strategy = sg.MirroredStrategy(FOUR, cross_device_ops=BUILT_IN[name])
-    for got, wanted in zip(trained_weights(strategy), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    assert differences(trained(strategy), expected) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_ops_of_ones_own_get_the_gradients_of_all_replicas(eagerly, expected) -> None:
     ops = Recording()
-    got = trained_weights(sg.MirroredStrategy(FOUR, cross_device_ops=ops), eagerly=eagerly)
+    got = trained(sg.MirroredStrategy(FOUR, cross_device_ops=ops), eagerly=eagerly)
     assert ("SUM", 4) in ops.calls
-    for one, wanted in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+    assert differences(got, expected) == []
 
 
 @pytest.mark.slow
@@ -100,7 +92,7 @@ def test_many_values_come_to_batch_reduce_together() -> None:
             batches.append(len(value_destination_pairs))
             return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
 
-    trained_weights(sg.MirroredStrategy(FOUR, cross_device_ops=Batching()))
+    trained(sg.MirroredStrategy(FOUR, cross_device_ops=Batching()))
     assert set(batches) == {4}  # two kernels and two biases
 
 

@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
-from tests.unit.keras.replicas import values_of
+from tests.parity.comparison import (
+    Scope,
+    differences,
+    evaluated,
+    fitted,
+    mirrored,
+    plain_keras,
+    regression,
+)
 
 _X, _Y = regression(10)
 _LEFT, _RIGHT = _X[:, :2], _X[:, 2:]
@@ -34,18 +41,9 @@ def _two_inputs(scope: Scope) -> Any:
 def _job(model: Any, make: Callable[[], Any]) -> dict[str, Any]:
     """Trains, evaluates and predicts; a new source for each, as generators end."""
     steps = len(_slices())  # a generator that ends before it has to would be warned about
-    history = model.fit(make(), shuffle=False, verbose=0, steps_per_epoch=steps)
-    evaluated = model.evaluate(make(), verbose=0, return_dict=True, steps=steps)
-    return _measured(model, history, evaluated, model.predict(make(), verbose=0, steps=steps))
-
-
-def _measured(model: Any, history: Any, evaluated: Any, predicted: Any) -> dict[str, Any]:
-    return (
-        {f"fit {key}": value for key, value in history.history.items()}
-        | {f"evaluate {key}": value for key, value in evaluated.items()}
-        | {"predict": predicted}
-        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
-    )
+    measured = fitted(model, make(), epochs=1, steps_per_epoch=steps)
+    measured |= evaluated(model, make(), steps=steps)
+    return {**measured, "predict": model.predict(make(), verbose=0, steps=steps)}
 
 
 def _slices() -> list[slice]:
@@ -72,10 +70,9 @@ def expected() -> dict[str, np.ndarray]:
 
 def _array_job(scope: Scope, x: Any, y: Any, **arguments: Any) -> dict[str, Any]:
     model = _two_inputs(scope)
-    whole = {"batch_size": _BATCH_SIZE, "verbose": 0}
-    history = model.fit(x, y, shuffle=False, **whole, **arguments)
-    evaluated = model.evaluate(x, y, return_dict=True, **whole)
-    return _measured(model, history, evaluated, model.predict(x, **whole))
+    measured = fitted(model, x, y, **{"epochs": 1, "batch_size": _BATCH_SIZE, **arguments})
+    measured |= evaluated(model, x, y, batch_size=_BATCH_SIZE)
+    return {**measured, "predict": model.predict(x, batch_size=_BATCH_SIZE, verbose=0)}
 
 
 def _under_two(job: Callable[[Scope], dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -179,20 +176,15 @@ def test_optional_input_that_is_none(is_first: bool, is_generator: bool) -> None
         model = _optional_input(scope, is_first=is_first)
         if is_generator:
             batches = ((tuple(of(_LEFT[rows])), _Y[rows]) for rows in _slices())
-            history = model.fit(batches, verbose=0, shuffle=False, steps_per_epoch=len(_slices()))
-        else:
-            arguments = {"batch_size": _BATCH_SIZE, "verbose": 0}
-            history = model.fit(of(_LEFT), _Y, shuffle=False, **arguments)
-        return {f"fit {key}": value for key, value in history.history.items()} | {
-            f"weight {index}": value for index, value in enumerate(values_of(model.weights))
-        }
+            return fitted(model, batches, epochs=1, steps_per_epoch=len(_slices()))
+        return fitted(model, of(_LEFT), _Y, epochs=1, batch_size=_BATCH_SIZE)
 
     assert differences(_under_two(job), plain_keras(job)) == []
 
 
 def test_predict_takes_inputs_alone_in_every_form(expected: dict[str, np.ndarray]) -> None:
     model = _two_inputs(mirrored(3).scope)
-    for value, name in zip(model.weights, ("weight 0", "weight 1"), strict=True):
+    for value, name in zip(model.weights, ("variable 0 kernel", "variable 1 bias"), strict=True):
         value.assign(expected[name])
     forms = [
         [_LEFT, _RIGHT],
@@ -227,9 +219,8 @@ def _fit_on_dataset(scope: Scope, wrap: Callable[[Any, Any], Any]) -> Any:
     """Two epochs on the batches of `wrap(model, dataset)`, validated on them; a model's numbers."""
     model = _two_inputs(scope)
     data = wrap(model, sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE))
-    history = model.fit(data, epochs=2, verbose=0, validation_data=data)
-    evaluated = model.evaluate(data, verbose=0, return_dict=True)
-    return _measured(model, history, evaluated, model.predict(data, verbose=0))
+    measured = fitted(model, data, validation_data=data) | evaluated(model, data)
+    return {**measured, "predict": model.predict(data, verbose=0)}
 
 
 @pytest.mark.slow

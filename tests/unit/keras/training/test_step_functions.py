@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from tests.parity.comparison import (
     Scope,
     assert_like_plain_keras,
     differences,
+    evaluated,
+    fitted,
     plain_keras,
     regression,
 )
@@ -195,12 +198,7 @@ def _batches(sizes: Sequence[int]) -> Iterator[Batch]:
         yield x[start:stop], y[start:stop]
 
 
-def _fitted(model: Any, data: Any, **arguments: Any) -> dict[str, Any]:
-    history = model.fit(data, shuffle=False, verbose=0, **arguments)
-    weights = dict(enumerate(values_of(model.weights)))
-    return {f"fit {key}": value for key, value in history.history.items()} | {
-        f"weight {key}": value for key, value in weights.items()
-    }
+_fitted = functools.partial(fitted, epochs=1)
 
 
 class _Sizes(keras.utils.PyDataset):
@@ -218,8 +216,7 @@ class _Sizes(keras.utils.PyDataset):
 def _whole_job(scope: Scope, *, steps_per_execution: int) -> dict[str, Any]:
     model = _model(scope, steps=steps_per_execution)
     measured = _fitted(model, _Sizes(), epochs=2)
-    logs = model.evaluate(_Sizes(), verbose=0, return_dict=True)
-    measured |= {f"evaluate {key}": value for key, value in logs.items()}
+    measured |= evaluated(model, _Sizes())
     return {**measured, "predict": model.predict(_Sizes(), verbose=0)}
 
 
@@ -251,8 +248,8 @@ def test_groups_of_steps_read_through_our_adapters(
         data, callbacks = _OUR_DATA[kind](tmp_path)
         return _fitted(_model(scope, steps=2), data, epochs=2, callbacks=callbacks)
 
-    fitted = plain_keras(job)
-    assert differences(fitted, {name: one_step_at_a_time[name] for name in fitted}) == []
+    found = plain_keras(job)
+    assert differences(found, {name: one_step_at_a_time[name] for name in found}) == []
 
 
 def _endless(read: list[int]) -> Iterator[Batch]:
@@ -277,13 +274,10 @@ def test_no_batch_is_lost_between_calls_that_share_a_source() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, source = _model(scope), _endless([])
         first = _fitted(model, source, steps_per_epoch=2)
-        logs = model.evaluate(source, steps=2, verbose=0, return_dict=True)
+        evaluation = evaluated(model, source, steps=2)
         second = _fitted(model, source, steps_per_epoch=2)
-        return (
-            {f"first {key}": value for key, value in first.items()}
-            | {f"evaluate {key}": value for key, value in logs.items()}
-            | {f"second {key}": value for key, value in second.items()}
-        )
+        first = {f"first {key}": value for key, value in first.items()}
+        return first | evaluation | {f"second {key}": value for key, value in second.items()}
 
     assert_like_plain_keras(job, replicas=(2,))
 
