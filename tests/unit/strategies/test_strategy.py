@@ -24,7 +24,14 @@ from stratagem.strategies.self_description import (
     StrategyDescription,
 )
 from stratagem.strategies.strategy import Strategy
-from tests.parity.comparison import differences, fitted, regression, small_regressor
+from tests.parity.comparison import (
+    Scope,
+    carried_out,
+    differences,
+    fitted,
+    regression,
+    small_regressor,
+)
 from tests.unit.test_rendering import require_plain
 
 FOUR = [f"cpu:{index}" for index in range(4)]
@@ -56,10 +63,13 @@ def _is_traced(value) -> bool:
 
 
 def trained(strategy: Any, *, eagerly: bool = False) -> dict[str, Any]:
-    with strategy.scope():
-        model = small_regressor()
-        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eagerly)
-    return fitted(model, *regression(22), batch_size=8)
+    def job(scope: Scope) -> dict[str, Any]:
+        with scope():
+            model = small_regressor()
+            model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eagerly)
+        return fitted(model, *regression(22), batch_size=8)
+
+    return carried_out(job, strategy.scope)
 
 
 @pytest.fixture(scope="module")
