@@ -14,11 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import scipy.sparse
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
-from stratagem.input.batches import is_sparse
 from stratagem.keras.callbacks import tensorboard
 from stratagem.keras.callbacks.backup_and_restore import JoiningFit
 from stratagem.keras.training.step_functions import TrainOrTestFunction
