@@ -133,16 +133,17 @@ def test_results_as_long_as_a_part_by_chance_are_left_alone(strategy) -> None:
     """Three rows a replica at most, and three features: only what grows with the rows is rows."""
 
     def step(x):
-        return x, jnp.sum(x, axis=0), x.T, jnp.sum(x, axis=1)
+        equal = context().all_reduce("sum", x)  # on all replicas, so that it has no true rows
+        return x, jnp.sum(x, axis=0), x.T, jnp.sum(x, axis=1), equal
 
     value = strategy.distribute_values_from_function(
         lambda context: jnp.ones((3 if context.replica_id_in_sync_group == 0 else 1, 3))
     )
-    rows, features, columns, sums = strategy.run(step, args=(value,))
+    results = strategy.run(step, args=(value,))
     lengths = [3, *[1] * (strategy.num_replicas_in_sync - 1)]
     for index, length in enumerate(lengths):
-        parts = [sg.select_replica(index, one).shape for one in (rows, features, columns, sums)]
-        assert parts == [(length, 3), (3,), (3, 3), (length,)]
+        parts = [sg.select_replica(index, one).shape for one in results]
+        assert parts == [(length, 3), (3,), (3, 3), (length,), (3, 3)]
 
 
 def test_a_function_that_takes_one_size_only_is_believed(strategy) -> None:

@@ -127,16 +127,18 @@ def test_axis_that_does_not_divide_is_refused() -> None:
         strategy.run(lambda: strategy.split_to_logical_devices(jnp.ones((4, 3)), [1, 2]))
 
 
-@pytest.mark.parametrize("method", ["assign", "split", "replicate"])
-def test_cross_replica_context_is_refused(method) -> None:
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("assign_to_logical_device", (0,)),
+        ("split_to_logical_devices", ([2],)),
+        ("replicate_to_logical_devices", ()),
+    ],
+)
+def test_cross_replica_context_is_refused(method, arguments) -> None:
     strategy = pairs()
-    name, arguments = {
-        "assign": ("assign_to_logical_device", (0,)),
-        "split": ("split_to_logical_devices", ([2],)),
-        "replicate": ("replicate_to_logical_devices", ()),
-    }[method]
-    with strategy.scope(), pytest.raises(RuntimeError, match=f"strategy.{name} was called in"):
-        getattr(strategy, name)(jnp.ones(2), *arguments)
+    with strategy.scope(), pytest.raises(RuntimeError, match=f"strategy.{method} was called in"):
+        getattr(strategy, method)(jnp.ones(2), *arguments)
 
 
 def test_layer_that_splits_is_built_without_a_batch_size() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import jax
@@ -12,10 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.replica_context import ReplicaBatch
-from stratagem.execution.tracing.arguments import Results, flatten_arguments
-from stratagem.execution.tracing.tracer import (
-    use_agreement,
-)
+from stratagem.execution.tracing.arguments import flatten_arguments
 
 
 @pytest.fixture(params=[1, 2])
@@ -202,27 +198,3 @@ def test_the_batch_is_that_of_the_padded_argument_else_of_the_first_with_rows(pa
     assert flatten(scalar, np.ones(5), full).batch == ReplicaBatch(size=3)
     assert flatten(1.0, "text", np.ones(5), np.ones(7)).batch == ReplicaBatch(size=5)
     assert flatten(1.0, scalar, None).batch == ReplicaBatch()
-
-
-# Lengths of results, by what may differ between replicas.
-
-
-def trace_of(function: Any, differing: list[bool], num_written: int = 1) -> Any:
-    """A trace of a function that assigns its first results to variables and returns the others."""
-    jaxpr = jax.make_jaxpr(function, axis_env=[("replica", 2)])(*np.ones((2, 3), np.float32))
-    written = [types.SimpleNamespace(name=f"v{n}", path=f"v{n}") for n in range(num_written)]
-    outputs = range(len(jaxpr.out_avals) - num_written)
-    return types.SimpleNamespace(
-        jaxpr=jaxpr,
-        differing_inputs=differing,
-        written=written,
-        results=Results(None, [(True, output) for output in outputs], [(3, 2) for _ in outputs]),
-    )
-
-
-def test_equal_results_lose_their_lengths_and_own_rows_keep_them() -> None:
-    trace = trace_of(lambda own, shared: [own, jax.lax.psum(own, "replica")], [True, False], 0)
-    trace.results.leaves.append((False, "text"))
-    trace.results.lengths.append(None)
-    use_agreement(trace, frozenset(), object())
-    assert trace.results.lengths == [(3, 2), None, None]
