@@ -153,7 +153,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=range(len(FUNCTIONS)))
 def test_gives_what_the_function_gives(function) -> None:
     x = jnp.array([0.5, 2.0, -1.0, 3.0])
     traced = jax.make_jaxpr(jax.jit(function))(x)

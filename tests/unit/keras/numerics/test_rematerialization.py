@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,10 +52,7 @@ def _recomputed_scan(model: Any) -> None:
                 ("two", "activations", lambda model: None),
                 ("sharded", "full", lambda model: None),
                 ("plain", None, sg.scan_layers),
-                *(
-                    ("sharded", None, lambda model, policy=policy: sg.remat(model, policy))
-                    for policy in _POLICIES
-                ),
+                *(("sharded", None, functools.partial(sg.remat, policy=one)) for one in _POLICIES),
             )
         ),
     ],
