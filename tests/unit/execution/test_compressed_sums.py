@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import stratagem as sg
 from stratagem.devices.all_reduce import NO_PACKING, ReplicaAxis, SizedPacks
 from stratagem.devices.compression import BFloat16, Float8, Float16, Int8, PowerSGD
 from stratagem.devices.local_updates import Islands
@@ -241,19 +242,6 @@ def test_low_rank_is_that_of_the_paper() -> None:
         np.testing.assert_array_equal(new["factor"], [new["factor"][0]] * 3)
 
 
-@pytest.mark.slow
-def test_factors_of_repeated_gradients_become_the_best_ones() -> None:
-    """Power iteration with a warm start finds the singular vectors, which SVD finds at once."""
-    setting = PowerSGD(rank=2, error_feedback=False)
-    grads, states = gradients(2), first_states(setting, 2)
-    for _ in range(60):
-        sums, states = one_step(setting, 2, grads, states)
-    whole = grads[0].sum(0)
-    left, values, right = np.linalg.svd(whole, full_matrices=False)
-    best = left[:, :2] * values[:2] @ right[:2]
-    np.testing.assert_allclose(sums[0][0], best, atol=0.02 * values[0])
-
-
 # Islands: their replicas, and sums between them of which each replica sends a part.
 
 ODD_SHAPES = [(5, 3), (), (8,), (0,)]  # of a size that islands do not divide, too
@@ -288,3 +276,28 @@ def test_sums_are_those_of_one_array_per_island(count, size, packing) -> None:
     # A link between islands carries an array once, whatever the replicas of an island.
     wholes = [int(np.prod(shape)) for shape in ODD_SHAPES]
     assert all(sum(one) < sum(wholes) / size + size * len(wholes) for one in sizes)
+
+
+# Communicators of a mesh: sums among groups, and objects that no replica can be given.
+
+
+@pytest.mark.parametrize(("packs", "expected"), [(False, 3), (True, 1)])
+def test_values_among_groups_are_packed_if_asked(packs, expected) -> None:
+    axis = ReplicaAxis("row", 4)
+    whole = MeshCommunicator(axis, packing=SizedPacks(100, 100))
+    parts = [np.arange(4.0 * size, dtype=np.float32).reshape(4, size) for size in (2, 3, 5)]
+
+    def add(values):
+        return whole.among(((0, 2), (1, 3)), packs=packs).all_reduce_many(ReduceOp.SUM, values)
+
+    for part, total in zip(parts, on_axis(axis, add, parts), strict=True):
+        np.testing.assert_array_equal(total, np.tile(part[:2] + part[2:], (2, 1)))
+    program = jax.make_jaxpr(add, axis_env=[("row", 4)])([part[0] for part in parts])
+    assert str(program).count("psum") == expected
+
+
+def test_compiled_replica_cannot_get_its_part_of_python_objects(pair) -> None:
+    objects = sg.PerReplica(objects=("a", "b"))
+    words = r"merge_call returned PerReplica\[a \| b\](?s:.)*config.run_eagerly"
+    with pytest.raises(ValueError, match=words):
+        pair.run(lambda: sg.get_replica_context().merge_call(lambda _: objects))

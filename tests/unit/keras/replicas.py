@@ -19,12 +19,16 @@ def two() -> Any:
 
 
 def dense_model(
-    scope: Scope = contextlib.nullcontext, *layers: Any, optimizer: Any = "sgd", **compiled: Any
+    scope: Scope = contextlib.nullcontext,
+    *layers: Any,
+    optimizer: Any = "sgd",
+    kind: Any = keras.Sequential,
+    **compiled: Any,
 ) -> Any:
     """A compiled model of three features and one output, whose last kernel is ones."""
     with scope():
         last = keras.layers.Dense(1, kernel_initializer="ones")
-        model = keras.Sequential([keras.Input((3,)), *layers, last])
+        model = kind([keras.Input((3,)), *layers, last])
         model.compile(optimizer, "mse", **compiled)
     return model
 

@@ -12,25 +12,15 @@ import pytest
 
 import stratagem as sg
 from stratagem.keras.training.model import lower_training_step
-from tests.unit.strategies.decoders import (
-    decoder_strategy,
-)
+from tests.unit.strategies.decoders import decoder_strategy
 
 TWO, HOST = ["cpu:0", "cpu:1"], "cpu:2"
 
 
-def central() -> sg.CentralStorageStrategy:
-    return sg.CentralStorageStrategy(TWO, HOST)
-
-
 def parameter_device_of(strategy: sg.Strategy) -> Any:
     with strategy.scope():
-        (device,) = devices_of(sg.Variable(1.0).value)
+        (device,) = sg.Variable(1.0).value.devices()
     return device
-
-
-def devices_of(value: Any) -> set[Any]:
-    return value.devices()
 
 
 def test_parameter_device_is_the_host_or_the_only_device() -> None:
@@ -41,7 +31,7 @@ def test_parameter_device_is_the_host_or_the_only_device() -> None:
 
 
 def test_parameter_device_is_where_variables_live() -> None:
-    extended = central().extended
+    extended = sg.CentralStorageStrategy(TWO, HOST).extended
     assert [device.id for device in extended.parameter_devices] == [2]
     assert [device.id for device in extended.worker_devices] == [0, 1]
 

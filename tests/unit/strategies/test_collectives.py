@@ -43,6 +43,8 @@ def test_rule_between_processes_and_what_is_sent(capsys, monkeypatch) -> None:
         "gradients: in packs of 256.0 KiB",
         "float32 gradients: sent as bfloat16, by a separate algorithm",
     ]
+    of_others = Strategy(Topology(find_devices(FOUR)), AutomaticOps())
+    assert lines(capsys, of_others)[1] == "algorithm: compiler"
 
 
 def test_option_names_the_algorithm(capsys) -> None:

@@ -36,30 +36,28 @@ def _mesh(kind: str) -> jax.sharding.Mesh:
     return jax.make_mesh(shape, names, axis_types=types, devices=devices)
 
 
-@contextlib.contextmanager
-def _set_around(strategy: Callable[[], sg.Strategy], kind: str) -> Iterator[sg.Strategy]:
-    with jax.set_mesh(_mesh(kind)):
-        yield strategy()
+_WAYS = ("around", "in_scope", "for_good")
 
 
 @contextlib.contextmanager
-def _set_in_scope(strategy: Callable[[], sg.Strategy], kind: str) -> Iterator[sg.Strategy]:
+def _set(way: str, strategy: Callable[[], sg.Strategy], kind: str) -> Iterator[sg.Strategy]:
+    mesh = _mesh(kind)
+    if way == "around":
+        with jax.set_mesh(mesh):
+            yield strategy()
+        return
     made = strategy()
-    with made.scope(), jax.set_mesh(_mesh(kind)):
-        yield made
-
-
-@contextlib.contextmanager
-def _set_for_good(strategy: Callable[[], sg.Strategy], kind: str) -> Iterator[sg.Strategy]:
-    made = strategy()
-    jax.set_mesh(_mesh(kind))
+    if way == "in_scope":
+        with made.scope(), jax.set_mesh(mesh):
+            yield made
+        return
+    jax.set_mesh(mesh)
     try:
         yield made
     finally:
         jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
 
 
-_WAYS = {"around": _set_around, "in_scope": _set_in_scope, "for_good": _set_for_good}
 _STRATEGIES: dict[str, Callable[[], sg.Strategy]] = {
     "mirrored": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]),
     "one_device": lambda: sg.OneDeviceStrategy("cpu:1"),
@@ -218,7 +216,7 @@ def expected() -> dict[tuple[str, str], Any]:
 def test_a_context_mesh_changes_no_result(expected, strategy, kind, way, entry) -> None:
     if (strategy, entry) not in expected:
         expected[strategy, entry] = _flat(_ENTRIES[entry](_STRATEGIES[strategy]()))
-    with _WAYS[way](_STRATEGIES[strategy], kind) as made:
+    with _set(way, _STRATEGIES[strategy], kind) as made:
         mesh = jax.sharding.get_mesh()
         results = _ENTRIES[entry](made)
         assert jax.sharding.get_mesh() == mesh

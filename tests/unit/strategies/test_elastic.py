@@ -274,26 +274,6 @@ def test_a_loop_continues_with_the_random_numbers_of_the_others(connections) -> 
     assert prepared == [1]
 
 
-def test_a_call_of_fit_gets_its_position_and_its_variables_again_at_its_start(connections) -> None:
-    first, second = _Side(5.0), _Side(1.0, is_candidate=True)
-    first.hold([4.0, 6.0])
-    first.admission.admit("fit:1", lambda: {"epoch": 2, "batch": 3}, may_retry=True)
-
-    def join() -> None:
-        _deliver(connections, [first, second])
-        second.hold([0.0, 0.0])
-
-    second.group.on_join = join
-    place = second.admission.begin_call()
-    assert place == "fit:1"
-    assert second.admission.join(place, lambda: None) == {"epoch": 2, "batch": 3}
-    second.variables[0].assign(np.zeros(3))  # Keras resets and builds at the start of `fit`
-    second.admission.restore()
-    assert second.values[:2] == [[5.0] * 3, 5]
-    second.admission.end_place()
-    assert second.group.calls[-1] == "end"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -386,39 +366,10 @@ def test_a_process_that_all_others_leave_waiting_ends_with_a_code_of_its_own() -
 # Members as a user sees them, and `admit`, with a group that is made up.
 
 
-class _Admission:
-    """Joins with one call of `prepare` for each number of members that is expected."""
-
-    def __init__(self, *, is_waiting: bool, num_sizes: int = 1) -> None:
-        self.is_waiting, self._num_sizes = is_waiting, num_sizes
-        self.calls: list[str] = []
-
-    def admit(self) -> None:
-        self.calls.append("admit")
-
-    def join_loop(self, prepare: Callable[[], None]) -> None:
-        for _ in range(self._num_sizes):
-            prepare()
-        self.calls.append("join")
-        self.is_waiting = False
-
-
 @pytest.fixture
 def strategy() -> Any:
     """A strategy of this process alone."""
     return sg.ElasticStrategy()
-
-
-@pytest.fixture
-def compiled(strategy, monkeypatch) -> list[Any]:
-    """Calls that the executor compiles; each has the current strategy before it."""
-    calls: list[Any] = []
-    executor = ElasticLockstep(strategy)
-    monkeypatch.setattr(strategy, "executor", executor)
-    monkeypatch.setattr(
-        executor, "compile_call", lambda *call: calls.append((sg.get_strategy(), *call))
-    )
-    return calls
 
 
 def test_a_process_alone_is_its_only_member_and_admits_nobody(strategy) -> None:
@@ -432,30 +383,29 @@ def test_a_process_alone_is_its_only_member_and_admits_nobody(strategy) -> None:
     assert (strategy.members, strategy.participants) == ((0, 2), (0, 1, 2))
 
 
-def test_a_process_that_joins_compiles_its_step_for_each_expected_size(strategy, compiled) -> None:
-    admission = strategy._admission = _Admission(is_waiting=True, num_sizes=2)
+def test_a_process_that_joins_compiles_its_step_and_an_error_of_it_ends_the_call(
+    strategy, monkeypatch
+) -> None:
+    def compile_call(fn: Any, args: Any, kwargs: Any) -> None:
+        assert sg.get_strategy() is strategy
+        calls.append((fn, args, kwargs))
+        fn(*args, **kwargs)
 
-    def step(x: Any, *, scale: float) -> Any:
-        return x * scale
+    def join_loop(prepare: Callable[[], None]) -> None:
+        prepare()
+        prepare()  # for each number of members that is expected
+        calls.append("join")
 
-    x = np.ones(2)
-    strategy.admit(step, args=(x,), kwargs={"scale": 2.0})
-    assert admission.calls == ["join"]
-    assert compiled == [(strategy, step, (x,), {"scale": 2.0})] * 2
-    strategy.admit(step, args=(x,))  # a member admits others without compiling
-    assert admission.calls == ["join", "admit"]
-    assert len(compiled) == 2
-    admission = strategy._admission = _Admission(is_waiting=True)
-    strategy.admit()  # without a function there is nothing to compile
-    assert (admission.calls, len(compiled)) == (["join"], 2)
-
-
-def test_an_error_of_a_step_that_is_compiled_ends_the_call(strategy, compiled, monkeypatch) -> None:
-    def fail(*call: object) -> None:
-        raise TypeError("step() takes no arguments")
-
-    monkeypatch.setattr(strategy.executor, "compile_call", fail)
-    admission = strategy._admission = _Admission(is_waiting=True)
-    with pytest.raises(TypeError, match="takes no arguments"):
-        strategy.admit(print, args=(1,))
-    assert admission.calls == []
+    calls: list[Any] = []
+    monkeypatch.setattr(strategy, "executor", ElasticLockstep(strategy))
+    monkeypatch.setattr(strategy.executor, "compile_call", compile_call)
+    strategy._admission = types.SimpleNamespace(
+        is_waiting=True, join_loop=join_loop, admit=lambda: calls.append("admit")
+    )
+    strategy.admit(print, args=(1,), kwargs={"end": ""})
+    assert calls == [(print, (1,), {"end": ""})] * 2 + ["join"]
+    with pytest.raises(TypeError, match="invalid keyword"):
+        strategy.admit(int, kwargs={"of": 1})
+    strategy._admission.is_waiting = False
+    strategy.admit(print, args=(1,))  # a member admits others without compiling
+    assert calls[-1] == "admit"

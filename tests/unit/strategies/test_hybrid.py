@@ -10,51 +10,22 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-
-TWO = ["cpu:0", "cpu:1"]
-HOST = "cpu:3"
-NUM_USERS, NUM_ITEMS = 9000, 8192
-RNG = np.random.default_rng(0)
-USERS = RNG.integers(0, NUM_USERS, (22, 3), dtype="int32")
-ITEMS = RNG.integers(0, NUM_ITEMS, (22,), dtype="int32")
-USERS[::3, 0] = 7
-Y = RNG.normal(size=(22, 1)).astype("float32")
-PLACEMENT = {
-    "users/embeddings": "central",
-    sg.placement.in_layer("items"): "sharded",
-    sg.placement.at_least_bytes(2**14): "sharded",
-}
-
-
-def hybrid(devices: list[str] = TWO, **placement: str) -> sg.HybridStrategy:
-    return sg.HybridStrategy(devices, placement=placement or PLACEMENT, parameter_device=HOST)
-
-
-def made(strategy: sg.Strategy, optimizer: str, steps: int = 1) -> keras.Model:
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        users, item = keras.Input((3,), dtype="int32"), keras.Input((), dtype="int32")
-        parts = [
-            keras.layers.Flatten()(keras.layers.Embedding(NUM_USERS, 8, name="users")(users)),
-            keras.layers.Embedding(NUM_ITEMS, 8, name="items")(item),
-        ]
-        hidden = keras.layers.Concatenate()(parts)
-        hidden = keras.layers.Dense(128, activation="relu", name="wide")(hidden)
-        hidden = keras.layers.Dropout(0.1)(hidden)
-        model = keras.Model([users, item], keras.layers.Dense(1, name="top")(hidden))
-        rule = getattr(keras.optimizers, optimizer)(0.01)
-        model.compile(rule, "mse", metrics=["mae"], steps_per_execution=steps)
-    return model
-
-
-def fitted(model: keras.Model) -> Any:
-    x = [USERS, ITEMS]
-    return model.fit(x, Y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
+from tests.unit.strategies.test_training import (
+    ITEMS,
+    NUM_ITEMS,
+    NUM_USERS,
+    RULES,
+    TWO,
+    USERS,
+    fitted,
+    hybrid,
+    made,
+)
 
 
 def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> None:
-    model = made(hybrid(), "Adagrad")
-    fitted(model)
+    model = made(hybrid(TWO, RULES), "Adagrad")
+    model.optimizer.build(model.trainable_variables)
     places: dict[str, str] = {}
     for variable in [*model.weights, *model.optimizer.variables]:
         if variable.synchronization == "on_read":
@@ -62,16 +33,18 @@ def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> Non
         shards = variable.stored.addressable_shards
         devices = {shard.device.id for shard in shards}
         is_whole = shards[0].data.shape == tuple(variable.shape)
-        place = "central" if devices == {3} else "mirrored" if is_whole else "sharded"
+        place = "central" if devices == {4} else "mirrored" if is_whole else "sharded"
         is_model = variable.slot_of is None
         path = variable.path if is_model else variable.path.split("/")[-1]
         places[path] = place
-        assert devices == ({3} if place == "central" else {0, 1})
+        assert devices == ({4} if place == "central" else {0, 1})
     of_slots = {path: place for path, place in places.items() if path.endswith("accumulator")}
     of_model = {path: place for path, place in places.items() if "/" in path}
     assert {path: of_model[path] for path in of_model if not path.startswith("adagrad")} == {
         "users/embeddings": "central",
         "items/embeddings": "sharded",
+        "norm/gamma": "mirrored",
+        "norm/beta": "mirrored",
         "wide/kernel": "sharded",
         "wide/bias": "mirrored",
         "top/kernel": "mirrored",
@@ -80,6 +53,8 @@ def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> Non
     assert of_slots == {
         "users_embeddings_accumulator": "central",
         "items_embeddings_accumulator": "sharded",
+        "norm_gamma_accumulator": "mirrored",
+        "norm_beta_accumulator": "mirrored",
         "wide_kernel_accumulator": "sharded",
         "wide_bias_accumulator": "mirrored",
         "top_kernel_accumulator": "mirrored",
@@ -87,24 +62,26 @@ def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> Non
     }
 
 
-def test_rows_are_read_and_set_outside_of_steps() -> None:
-    strategy = hybrid()
-    with strategy.scope():
-        for name in ("users", "items"):
-            table = keras.layers.Embedding(NUM_USERS, 8, name=name)
-            table.build()
-            value = np.asarray(table.embeddings.value)
-            np.testing.assert_array_equal(table(np.array([5, 8191])), value[[5, 8191]])
-            rows = sg.IndexedSlices(jax.numpy.ones((1, 8)), jax.numpy.array([5]))
-            table.embeddings.scatter_add(rows)
-            np.testing.assert_array_equal(table(np.array([5])), value[[5]] + 1)
-            place = {device.id for device in table.embeddings.stored.devices()}
-            assert place == ({3} if name == "users" else {0, 1})
+@pytest.mark.parametrize(
+    ("place", "devices"), [("central", {4}), ("sharded", {0, 1}), ("pinned_host", {0, 1})]
+)
+def test_rows_are_read_and_set_outside_of_steps(place, devices) -> None:
+    with hybrid(TWO, {"table": place}).scope():
+        table = keras.layers.Embedding(NUM_USERS, 8, name="table")
+        table.build()
+    value = np.asarray(table.embeddings.value)
+    np.testing.assert_array_equal(table(np.array([5, 8191])), value[[5, 8191]])
+    rows = sg.IndexedSlices(jax.numpy.ones((1, 8)), jax.numpy.array([5]))
+    table.embeddings.scatter_add(rows)
+    np.testing.assert_array_equal(table(np.array([5])), value[[5]] + 1)
+    stored = table.embeddings.stored
+    assert {device.id for device in stored.devices()} == devices
+    assert (stored.sharding.memory_kind == "pinned_host") == (place == "pinned_host")
 
 
 @pytest.mark.parametrize("place", [pytest.param("central", marks=pytest.mark.slow), "sharded"])
 def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) -> None:
-    strategy = hybrid(embeddings=place)
+    strategy = hybrid(TWO, {"embeddings": place})
     with strategy.scope():
         first, second = (keras.layers.Embedding(NUM_ITEMS, 8, name=name) for name in "ab")
         for layer in (first, second):
@@ -143,14 +120,14 @@ def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) ->
 def test_rules_that_match_nothing_are_reported_when_training_starts() -> None:
     rules = {sg.placement.at_least_bytes(2**40): "sharded", "users": "central"}
     fitted(made(sg.HybridStrategy(TWO, placement=rules), "SGD"))  # a size need not match
-    model = made(hybrid(users="central", artists="sharded"), "SGD")
+    model = made(hybrid(TWO, {"users": "central", "artists": "sharded"}), "SGD")
     model.predict([USERS, ITEMS], verbose=0)
     with pytest.raises(ValueError, match=r"rules that match no variable: 'artists'.*users/embed"):
         fitted(model)
 
 
 def test_large_table_that_cannot_be_parted_is_reported() -> None:
-    strategy = hybrid(table="sharded")
+    strategy = hybrid(TWO, {"table": "sharded"})
     with strategy.scope(), pytest.warns(UserWarning, match=r"\(9001, 9\) cannot be sharded over 2"):
         table = sg.Variable(np.zeros((9001, 9), "float32"), name="table")
     assert {shard.data.shape for shard in table.stored.addressable_shards} == {(9001, 9)}

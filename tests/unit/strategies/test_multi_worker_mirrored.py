@@ -110,14 +110,3 @@ def test_rules_say_which_variables_are_in_parts() -> None:
     assert shapes == {(1024, 8)}
     assert dense.kernel.value.shape == (64, 512)
     assert not hasattr(dense.kernel, "kept") or dense.kernel.store is None
-
-
-def test_single_variable_is_on_no_device_of_its_own() -> None:
-    """Other processes have no part of it."""
-    strategy = sg.MultiWorkerMirroredStrategy(placement={"table": "sharded"})
-    with (
-        strategy.scope(),
-        keras.device("cpu:1"),
-        pytest.raises(ValueError, match=r"created in keras.device\('cpu:1'\)"),
-    ):
-        sg.Variable(1.0)

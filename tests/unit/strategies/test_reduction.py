@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import gc
 import os
@@ -25,7 +24,7 @@ from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
 from stratagem.strategies.datasets import on_input_workers
-from stratagem.variables.distributed import Mirrored, PerReplica, regroup
+from stratagem.variables.distributed import PerReplica, regroup
 from tests.unit.input.service.servers import InputServers, input_servers
 from tests.unit.launch.remote.living import descendants, wait_for_end
 
@@ -44,19 +43,6 @@ def reduce(op, value, axes, num_replicas=3):
 def random_parts(*shapes):
     rng = np.random.default_rng(0)
     return [rng.normal(size=shape).astype("float32") for shape in shapes]
-
-
-@pytest.mark.parametrize("lengths", [(3, 0, 0), (0, 1, 2), (1, 4, 2)], ids=str)
-def test_parts_of_unequal_length(lengths, tolerance) -> None:
-    parts = random_parts(*[(length, 2) for length in lengths])
-    value = per_replica(parts)
-    assert value.lengths == lengths
-    whole = np.concatenate(parts)
-    for axes, over in (((0,), 0), ((0, 1), None)):
-        for op, reduced in ((SUM, np.sum), (MEAN, np.mean)):
-            got = reduce(op, value, axes)
-            np.testing.assert_allclose(got, reduced(whole, axis=over), **tolerance("float32"))
-    np.testing.assert_array_equal(reduction.gather(value, 0, num_replicas=3), whole)
 
 
 def test_axes_that_leave_the_unequal_one_are_refused() -> None:
@@ -105,33 +91,10 @@ def test_nothing_at_all_has_sum_zero_and_no_mean() -> None:
     assert np.isnan(reduce(MEAN, value, (0,))).all()
 
 
-def test_mirrored_and_plain_values_stand_for_themselves() -> None:
-    for plain in (Mirrored(jnp.array([2.0, 4.0])), np.array([2.0, 4.0])):
-        np.testing.assert_array_equal(reduce(MEAN, plain, None), [2.0, 4.0])
-        assert float(reduce(MEAN, plain, (0,))) == 3.0
-        with pytest.raises(ValueError, match=r"(?s)plain value .* to SUM over 3 replicas.*mean"):
-            reduce(SUM, plain, (0,))
-        np.testing.assert_array_equal(reduce(SUM, plain, None, num_replicas=1), [2.0, 4.0])
-
-
-@pytest.mark.parametrize("value", [per_replica([1.0, 2.0, 3.0]), 4.0, Mirrored(4.0)], ids=str)
-def test_scalar_has_no_axis(value) -> None:
-    with pytest.raises(ValueError, match=r"reduce received a scalar and axis=0"):
-        reduce(MEAN, value, (0,))
-
-
 def test_repeated_axis_is_refused() -> None:
     value = per_replica(np.arange(6.0, dtype="float32").reshape(3, 2))
     with pytest.raises(ValueError, match=r"more than once|[Dd]uplicate"):
         reduce(MEAN, value, (0, -1))
-
-
-def test_gather_takes_parts_that_differ_along_its_axis_only() -> None:
-    parts = random_parts((2, 1), (2, 3), (2, 2))
-    got = reduction.gather(per_replica(parts), 1, num_replicas=3)
-    np.testing.assert_array_equal(got, np.concatenate(parts, axis=1))
-    with pytest.raises(InvalidArgumentError, match=r"gather along axis 0 .*received parts"):
-        reduction.gather(per_replica(parts), 0, num_replicas=3)
 
 
 def test_part_of_a_compiled_step_outside_merge_call_is_refused() -> None:
@@ -186,54 +149,6 @@ def test_parts_of_a_replica_of_several_processes_count_once(monkeypatch) -> None
 
 
 # Bytes that the program that XLA compiles sends in each step.
-
-_DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
-_COUNT = len(_DEVICES)
-_BATCH = (np.ones((8, 64), "float32"), np.ones((8, 4), "float32"))
-
-
-def _model(optimizer: str = "adam") -> keras.Model:
-    """A large kernel and small variables; of batch normalization, two are trained and two not."""
-    layers = [
-        keras.Input((64,)),
-        keras.layers.Dense(128, "relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dense(4),
-    ]
-    model = keras.Sequential(layers)
-    model.compile(optimizer, "mse")
-    return model
-
-
-_LARGE = 64 * 128 * 4
-_SMALL = (128 + 2 * 128 + 128 * 4 + 4) * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shard_state", "optimizer"),
-    [(None, "adam"), ("optimizer", "adam"), ("optimizer", "sgd"), ("all", "sgd")],
-)
-def test_collectives_of_the_compiled_step_are_of_gradients_and_values(
-    shard_state, optimizer
-) -> None:
-    strategy = sg.MirroredStrategy(_DEVICES, shard_state=shard_state)
-    with strategy.scope():
-        model = _model(optimizer)
-        model.optimizer.build(model.trainable_variables)
-    assert sum(np.asarray(one).nbytes for one in model.trainable_variables) == _LARGE + _SMALL
-    plan = sg.plan(model, _BATCH, f"{_COUNT}xH100", strategy=strategy)
-    compiled: collections.defaultdict[str, float] = collections.defaultdict(float)
-    for message in plan.reductions:
-        compiled[message.kind] += message.num_bytes * message.times
-    if shard_state is None or (shard_state, optimizer) == ("optimizer", "sgd"):  # without state
-        assert dict(compiled) == {"all-reduce": _LARGE + _SMALL}
-    else:
-        assert dict(compiled) == {
-            "all-gather": _LARGE,
-            "reduce-scatter": _LARGE,
-            "all-reduce": _SMALL,
-        }
 
 
 # Datasets that input workers read for a strategy: the same training, and no process is left.
@@ -343,16 +258,3 @@ def test_extended_of_a_copy_is_a_view_of_the_copy(pair) -> None:
         variable = sg.Variable(1.0)
     assert copied.extended.variable_created_in_scope(variable)
     assert not pair.extended.variable_created_in_scope(variable)
-
-
-def test_update_hands_over_plain_values_in_structures(pair) -> None:
-    with pair.scope():
-        variable = sg.Variable(1.0)
-    mirrored = pair.extended.broadcast_to(jnp.float32(2.0), variable)
-
-    def assign(component, tree, *, scale):
-        assert isinstance(tree["x"][0], jax.Array)
-        return component.assign(tree["x"][0] * scale)
-
-    result = pair.extended.update(variable, assign, ({"x": [mirrored]},), {"scale": 3.0})
-    assert float(result) == 6.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import json
-from typing import Any
 
 import keras
 import numpy as np
@@ -146,9 +145,7 @@ def _iterator(strategy: sg.Strategy) -> sg.DistributedIterator:
         (np.zeros((2, 2)), None, ValueError, "Unbatched arrays were passed as a dataset"),
     ],
 )
-def test_dataset_that_cannot_be_distributed_is_refused(
-    dataset: Any, options: Any, error: type[Exception], message: str
-) -> None:
+def test_dataset_that_cannot_be_distributed_is_refused(dataset, options, error, message) -> None:
     with pytest.raises(error, match=message):
         mirrored(2).distribute_dataset(dataset, options)
     for dataset_fn in ([1], lambda _: None):
@@ -179,9 +176,7 @@ def test_datasets_are_not_made_in_a_replica_function() -> None:
         ({"reduce": "max"}, ValueError, "is not a reduction"),
     ],
 )
-def test_steps_that_cannot_be_run_are_refused(
-    wrong: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_steps_that_cannot_be_run_are_refused(wrong, error, message) -> None:
     strategy = mirrored(2)
     call = {"fn": np.sum, "iterator": _iterator(strategy), "num_steps": 1, **wrong}
     with pytest.raises(error, match=message):

@@ -68,8 +68,6 @@ NOT_FOR_A_GPU: dict[str, str] = {
     f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['cpu:0', 0]-": _BY_NUMBER,
     f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['gpu:0']-": "here is a GPU",
     "tests/unit/strategies/test_mirrored.py::test_one_device_takes_a_device[3]": _BY_NUMBER,
-    "tests/unit/strategies/test_logical_devices.py::"
-    "test_neighbouring_devices_of_a_worker_form_groups": "needs eight devices of one platform",
 }
 
 

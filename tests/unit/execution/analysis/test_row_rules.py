@@ -1,4 +1,4 @@
-"""Rules for primitives, against what changing one row of the input does to the result."""
+"""How results depend on the rows of a batch, and how they grow with them."""
 
 from __future__ import annotations
 
@@ -12,99 +12,9 @@ import pytest
 from jax import lax
 
 from stratagem.execution.row_effects import MIXED as MIXED_OF_ROW_DEGREES
-from stratagem.execution.row_effects import (
-    RowDegrees,
-    RowEffect,
-    keeps_rows,
-    row_degrees,
-    row_effects,
-)
-
-X = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
-WEIGHTS = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
-IMAGES = np.random.default_rng(2).normal(size=(3, 4, 4, 1)).astype(np.float32)
-KERNEL = np.ones((2, 2, 1, 1), np.float32)
+from stratagem.execution.row_effects import RowDegrees, RowEffect, row_degrees, row_effects
 
 # Function, example, row axis of the example, and of the result.
-KEPT: dict[str, tuple[Callable[[Any], Any], Any, int, int]] = {
-    "sum of other axes": (lambda x: jnp.sum(x, axis=(1, 2)), X, 0, 0),
-    "cumsum of another axis": (lambda x: lax.cumsum(x, axis=1), X, 0, 0),
-    "reverse of another axis": (lambda x: lax.rev(x, (2,)), X, 0, 0),
-    "flattened rows": (lambda x: lax.reshape(x, (3, 8)), X, 0, 0),
-    "a new leading axis": (lambda x: lax.reshape(x, (1, 3, 8)), X, 0, 1),
-    "broadcast": (lambda x: lax.broadcast_in_dim(x, (5, 3, 4, 2), (1, 2, 3)), X, 0, 1),
-    "transpose": (lambda x: lax.transpose(x, (1, 0, 2)), X, 0, 1),
-    "slice of columns": (lambda x: lax.slice(x, (0, 1, 0), (3, 3, 2)), X, 0, 0),
-    "padded columns": (lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 1, 0), (0, 0, 0))), X, 0, 0),
-    "largest of the last axis": (lambda x: lax.top_k(x, 1)[0], X, 0, 0),
-    "product with weights": (
-        lambda x: lax.dot_general(x, WEIGHTS, (((1,), (0,)), ((), ()))), X, 0, 0,
-    ),
-    "convolution": (
-        lambda x: lax.conv_general_dilated(
-            x, KERNEL, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        ),
-        IMAGES, 0, 0,
-    ),
-}  # fmt: skip
-MIXED: dict[str, tuple[Callable[[Any], Any], Any, int, int | None]] = {
-    "sum of the rows": (lambda x: jnp.sum(x, axis=0), X, 0, None),
-    "cumsum of the rows": (lambda x: lax.cumsum(x, axis=0), X, 0, 0),
-    "reverse of the rows": (lambda x: lax.rev(x, (0,)), X, 0, 0),
-    "every second row": (lambda x: lax.slice(x, (0, 0, 0), (3, 4, 2), (2, 1, 1)), X, 0, 0),
-    "some rows": (lambda x: lax.slice(x, (1, 0, 0), (3, 4, 2)), X, 0, 0),
-    "padded rows": (lambda x: lax.pad(x, 0.0, ((1, 0, 0), (0, 0, 0), (0, 0, 0))), X, 0, 0),
-    "largest of the rows": (lambda x: lax.top_k(x, 1)[0], X[..., 0].T, 1, 1),
-    "product over the rows": (
-        lambda x: lax.dot_general(x, np.ones((3, 2), np.float32), (((0,), (0,)), ((), ()))),
-        X, 0, 0,
-    ),
-    "rows in another order": (lambda x: lax.reshape(x, (4, 3, 2)), X, 0, 1),
-    "broadcast along the rows": (
-        lambda x: lax.broadcast_in_dim(x, (3, 4, 2, 3), (0, 1, 2)), X, 0, 3,
-    ),
-}  # fmt: skip
-
-
-def equation_of(function: Callable[..., Any], *examples: Any) -> Any:
-    jaxpr = jax.make_jaxpr(function)(*examples).jaxpr
-    return jaxpr.eqns[-1]
-
-
-def answer(
-    function: Callable[[Any], Any], example: Any, row_axis: int, out_axis: int | None
-) -> Any:
-    eqn = equation_of(function, example)
-    in_axes = [row_axis, *[None] * (len(eqn.invars) - 1)]
-    return keeps_rows(eqn, in_axes, [out_axis] * len(eqn.outvars))
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_rows_are_kept_and_only_the_row_that_changes_differs(name) -> None:
-    function, example, row_axis, out_axis = KEPT[name]
-    assert answer(function, example, row_axis, out_axis) is True
-    changed = np.array(example)
-    changed[(slice(None),) * row_axis + (1,)] += 10
-    differs = np.asarray(function(changed)) != np.asarray(function(example))
-    rows = np.moveaxis(differs, out_axis, 0).reshape(differs.shape[out_axis], -1).any(axis=1)
-    assert rows.tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_rows_that_depend_on_others_are_never_called_kept(name) -> None:
-    function, example, row_axis, out_axis = MIXED[name]
-    assert not answer(function, example, row_axis, out_axis)
-
-
-def test_lookup_keeps_the_rows_of_its_ids_but_not_of_its_table() -> None:
-    table, ids = np.ones((7, 2), np.float32), np.array([[1], [2], [3]], np.int32)
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
-    )
-    eqn = equation_of(lambda t, i: lax.gather(t, i, numbers, (1, 2)), table, ids)
-    assert eqn.primitive.name == "gather"
-    assert keeps_rows(eqn, [None, 0], [0]) is True
-    assert keeps_rows(eqn, [0, None], [0]) is None
 
 
 # How results grow with the rows of a batch, and what is no sum or mean over rows.
@@ -235,6 +145,12 @@ def test_functions_that_differ_by_rows_are_not_known() -> None:
 _ROWS, _SUM, _MEAN = RowEffect.ROWS, RowEffect.SUM, RowEffect.MEAN
 _MIXED, _UNKNOWN = RowEffect.MIXED, RowEffect.UNKNOWN
 
+
+def _convolved_rows(x: Any) -> Any:
+    numbers = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(x, jnp.ones((2, 3, 1)), (1,), "SAME", dimension_numbers=numbers)
+
+
 # Functions of x, shape (rows, 5, 3), and of labels, shape (rows,).
 _FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], RowEffect]] = {
     "elementwise": (lambda x, labels: jnp.tanh(x) * 2.0 + 1.0, _ROWS),
@@ -248,6 +164,16 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], RowEffect]] = {
     "flat": (lambda x, labels: x.reshape(-1), _ROWS),
     "attention in a row": (lambda x, labels: jnp.einsum("btc,bsc->bts", x, x), _ROWS),
     "weights": (lambda x, labels: x @ jnp.ones((3, 2)), _ROWS),
+    "sum of other axes": (lambda x, labels: jnp.sum(x, axis=(1, 2)), _ROWS),
+    "other axes in order": (lambda x, labels: jnp.cumsum(x, axis=1)[:, ::-1], _ROWS),
+    "a new leading axis": (lambda x, labels: x.reshape(1, x.shape[0], -1), _ROWS),
+    "broadcast": (lambda x, labels: jnp.broadcast_to(x, (7, *x.shape)), _ROWS),
+    "transpose": (lambda x, labels: x.transpose(1, 0, 2), _ROWS),
+    "slice of columns": (lambda x, labels: x[:, 1:3], _ROWS),
+    "padded columns": (lambda x, labels: jnp.pad(x, ((0, 0), (1, 1), (0, 0))), _ROWS),
+    "largest of the last axis": (lambda x, labels: lax.top_k(x, 1)[0], _ROWS),
+    "rows of a table": (lambda x, labels: jnp.arange(14.0).reshape(7, 2)[labels], _ROWS),
+    "convolution": (lambda x, labels: _convolved_rows(x), _ROWS),
     "sum": (lambda x, labels: jnp.sum(x), _SUM),
     "count": (lambda x, labels: jnp.sum(jnp.ones_like(labels)), _SUM),
     "confusion": (
@@ -267,6 +193,12 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], RowEffect]] = {
     "numbered": (lambda x, labels: labels * jnp.arange(labels.shape[0]), _MIXED),
     "shifted": (lambda x, labels: x[1:] - x[:-1], _UNKNOWN),
     "largest": (lambda x, labels: jnp.max(x), _MIXED),
+    "largest of the rows": (lambda x, labels: lax.top_k(x[:, :, 0].T, 2)[0], _UNKNOWN),
+    "backward": (lambda x, labels: x[::-1], _MIXED),
+    "every second row": (lambda x, labels: x[::2], _UNKNOWN),
+    "padded rows": (lambda x, labels: jnp.pad(x, ((1, 0), (0, 0), (0, 0))), _UNKNOWN),
+    "rows as a table": (lambda x, labels: x[labels], _UNKNOWN),
+    "along the rows": (lambda x, labels: x[:, 0, :1] * jnp.ones((1, x.shape[0])), _UNKNOWN),
     "flat in another order": (lambda x, labels: x.transpose(1, 0, 2).reshape(-1), _UNKNOWN),
     "loop": (lambda x, labels: jax.lax.fori_loop(0, 2, lambda _, y: y + x, x), _UNKNOWN),
 }
@@ -275,13 +207,20 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], RowEffect]] = {
 @pytest.mark.parametrize("name", _FUNCTIONS)
 def test_effect_of_a_function(name: str) -> None:
     function, expected = _FUNCTIONS[name]
-    rows = [jnp.ones((4, 5, 3)), jnp.zeros((4,), "int32")]
+    x, labels = np.random.default_rng(0).normal(size=(4, 5, 3)), np.arange(4) % 3
+    rows = [jnp.asarray(x, "float32"), jnp.asarray(labels, "int32")]
     effects = row_effects(lambda state, given: [function(*given)], [], rows, 4)
     assert effects is not None
     if expected is _UNKNOWN:
         assert effects[0] in (_UNKNOWN, _MIXED)
     else:
         assert effects == [expected]
+    if expected is _ROWS:  # a row that changes is the only one that does
+        changed = [rows[0].at[1].set(9.0), rows[1].at[1].set(2)]
+        before, after = np.asarray(function(*rows)), np.asarray(function(*changed))
+        axis = next(index for index, size in enumerate(before.shape) if size % 4 == 0)
+        differs = np.moveaxis(before != after, axis, 0).reshape(4, -1).any(axis=1)
+        assert differs[[0, 2, 3]].sum() == 0
 
 
 def test_effect_on_a_state() -> None:

@@ -14,6 +14,7 @@ import pytest
 import stratagem as sg
 from stratagem.execution import eager as replicas
 from stratagem.execution.tracing.functionalize import _OpByOp
+from stratagem.options import ReduceOp
 
 
 @pytest.fixture
@@ -299,3 +300,42 @@ def test_gradient_through_an_inner_function_that_was_traced_before() -> None:
     for at in (2.0, 3.0):
         for results in zip(*map(strategy.local_results, strategy.run(step)), strict=True):
             assert [*map(float, results)] == [3.0 * at**2, 3.0 * at**2, 6.0 * at]
+
+
+# Collectives of groups of replicas.
+
+GROUPS = ((0, 2), (1, 3))
+VALUES = np.array([[1.0], [2.0], [3.0], [5.0]], "float32")
+
+
+def _gradient_of_gather(group, value):
+    weights = jnp.array([1.0, 10.0])
+    return jax.grad(lambda x: jnp.sum(weights * group.all_gather(x, 0, None)))(value)
+
+
+_ALONE = ((0,), (1,), (2,), (3,))
+
+
+@pytest.mark.parametrize(
+    ("groups", "function", "expected"),
+    [
+        (GROUPS, lambda group, x: group.all_reduce(ReduceOp.SUM, x), [[4.0], [7.0], [4.0], [7.0]]),
+        (GROUPS, lambda group, x: group.all_reduce(ReduceOp.MEAN, x), [[2.0], [3.5], [2.0], [3.5]]),
+        (GROUPS, lambda group, x: group.all_gather(x, 0, None), [[1, 3], [2, 5], [1, 3], [2, 5]]),
+        (GROUPS, _gradient_of_gather, [[2.0], [2.0], [20.0], [20.0]]),
+        (
+            GROUPS,
+            lambda group, x: group.all_to_all(jnp.stack([x, 10 * x]))[:, 0],
+            [[1, 3], [2, 5], [10, 30], [20, 50]],
+        ),
+        (_ALONE, lambda group, x: group.all_reduce(ReduceOp.SUM, x) * group.num_replicas, VALUES),
+    ],
+    ids=["sum", "mean", "gather", "gradient of a gather", "exchange", "alone"],
+)
+def test_collectives_are_those_of_the_group(groups, function, expected) -> None:
+    def step(value):
+        return function(sg.get_replica_context().communicator.among(groups), value)
+
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(4)])
+    found = strategy.run(step, args=(sg.PerReplica(stacked=VALUES),))
+    np.testing.assert_array_equal(np.stack(strategy.local_results(found)), expected)

@@ -184,34 +184,28 @@ def adagrad(table, slot, ids, gradient):
     return with_updated_rows(table, ids, rows), with_updated_rows(slot, ids, slots), slot.sum()
 
 
-def sgd(table, slot, ids, gradient):
-    rows = rows_to_update(table, ids)
-    return with_updated_rows(table, ids, rows - 0.5 * gradient), slot * 2, gradient.sum()
-
-
-def by_norm_of_all_rows(table, slot, ids, gradient):
-    rows = rows_to_update(table, ids)
-    rows = rows - 0.1 * gradient * jnp.linalg.norm(rows)
-    return with_updated_rows(table, ids, rows), slot, gradient
-
-
-def rows_that_leave(table, slot, ids, gradient):
-    rows = rows_to_update(table, ids)
-    return with_updated_rows(table, ids, rows - gradient), slot, rows
-
-
 def table_read_again(table, slot, ids, gradient):
     rows = rows_to_update(table, ids)
     table = with_updated_rows(table, ids, rows - gradient)
     return table, slot + table, gradient
 
 
-UPDATES: dict[Callable[..., Any], bool] = {
-    adagrad: True,
-    sgd: True,
-    by_norm_of_all_rows: False,
-    rows_that_leave: False,
-    table_read_again: False,
+def of_rows(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """An update of the rows alone; the slot is doubled, and the gradient added up."""
+
+    def update(table, slot, ids, gradient):
+        rows = rows_to_update(table, ids)
+        rows, result = change(rows, gradient)
+        return with_updated_rows(table, ids, rows), slot * 2, result
+
+    return update
+
+
+OWN_UPDATES = {"adagrad": adagrad, "sgd": of_rows(lambda r, g: (r - 0.5 * g, g.sum()))}
+UPDATES = OWN_UPDATES | {
+    "by the norm of all rows": of_rows(lambda r, g: (r - 0.1 * g * jnp.linalg.norm(r), g)),
+    "rows that leave": of_rows(lambda r, g: (r - g, r)),
+    "table read again": table_read_again,
 }
 
 
@@ -220,10 +214,11 @@ def parted(update: Callable[..., Any]) -> ShardedRowUpdates:
     return ShardedRowUpdates.of(jaxpr, [True, True, False, False], TOPOLOGY)
 
 
-@pytest.mark.parametrize("update", UPDATES)
-def test_numbers_are_those_of_the_update(update) -> None:
+@pytest.mark.parametrize("name", UPDATES)
+def test_numbers_are_those_of_the_update(name) -> None:
+    update = UPDATES[name]
     own = parted(update)
-    assert any(own.is_own) == UPDATES[update]
+    assert any(own.is_own) == (name in OWN_UPDATES)
     by_rows = NamedSharding(TOPOLOGY.mesh, PartitionSpec(REPLICA_AXIS))
     placed = [jax.device_put(one, by_rows) for one in (TABLE, SLOT)]
     got = jax.jit(lambda *inputs: own.values(inputs))(*placed, IDS_OF_SHARDED_ROW_UPDATES, GRADIENT)
@@ -231,7 +226,7 @@ def test_numbers_are_those_of_the_update(update) -> None:
         np.testing.assert_allclose(one, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("update", [one for one, is_own in UPDATES.items() if is_own])
+@pytest.mark.parametrize("update", OWN_UPDATES.values(), ids=OWN_UPDATES)
 def test_no_row_is_sent(update) -> None:
     own = parted(update)
     elsewhere = jax.make_jaxpr(update)(*INPUTS).jaxpr

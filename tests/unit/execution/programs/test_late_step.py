@@ -71,21 +71,11 @@ def recurrent(first, second, batch):
     return jnp.sum(hidden @ second)
 
 
-def chosen(first, second, batch):
-    return jnp.sum(lax.cond(batch[0, 0] > 0, lambda: batch @ first, lambda: batch @ second))
-
-
-def regularized(first, second, batch):
-    return layers(first, second, batch) + jnp.sum(first**2) + jnp.sum(jnp.abs(second))
-
-
-def tied(first, second, batch):
-    return jnp.sum((jnp.tanh(batch @ first) @ second) @ first.T)
-
-
 LOSSES = [
     *(layers, half_precision, inner_functions, rematerialized, low_rank, quantized, recurrent),
-    *(chosen, regularized, tied),
+    lambda w, v, x: jnp.sum(lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x @ v)),
+    lambda w, v, x: layers(w, v, x) + jnp.sum(w**2) + jnp.sum(jnp.abs(v)),  # regularized
+    lambda w, v, x: jnp.sum((jnp.tanh(x @ w) @ v) @ w.T),  # tied
 ]
 
 
@@ -190,15 +180,12 @@ def test_shards_are_cast_before_they_are_sent() -> None:
 
 
 def test_loop_gathers_its_weight_once() -> None:
-    jaxpr = jax.make_jaxpr(late(recurrent_only, [0, 0]))(weight(0), weight(1), batches()).jaxpr
+    step = late(lambda *args: (recurrent(*args),), [0, 0])
+    jaxpr = jax.make_jaxpr(step)(weight(0), weight(1), batches()).jaxpr
     loops = [e for e in equations(jaxpr) if e.primitive.name == "scan"]
     inside = [e for loop in loops for e in equations(loop.params["jaxpr"].jaxpr)]
     assert loops
     assert not [e for e in inside if e.primitive.name == "all_gather"]
-
-
-def recurrent_only(first, second, batch):
-    return (recurrent(first, second, batch),)
 
 
 def test_sums_leave_as_shards() -> None:
@@ -288,3 +275,97 @@ def test_a_layer_gathers_its_last_weight_after_the_sums_of_the_layer_before() ->
     assert {number: len(one) for number, one in at_last_gather.items()} == {
         number: number for number in range(0, count, num_products)
     }
+
+
+# Scans over stacked weights: an iteration gathers and sums its own layer's alone.
+
+
+def _stack(*weights: Any) -> Any:
+    return lax.concatenate([lax.expand_dims(one, (0,)) for one in weights], 0)
+
+
+def stacked(first: Any, second: Any, batch: Any) -> Any:
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(jnp.sin(x @ w) @ w), None
+
+    return jnp.sum(lax.scan(layer, batch, _stack(first, second))[0])
+
+
+def recomputed(first: Any, second: Any, batch: Any) -> Any:
+    layer = jax.checkpoint(lambda x, w: (jnp.tanh(jnp.sin(x @ w) @ w), None))
+    return jnp.sum(lax.scan(layer, batch, _stack(first, second))[0])
+
+
+def half_precision_in_a_loop(first: Any, second: Any, batch: Any) -> Any:
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w.astype(jnp.bfloat16)), None
+
+    x = batch.astype(jnp.bfloat16)
+    return jnp.sum(lax.scan(layer, x, _stack(first, second))[0].astype(jnp.float32))
+
+
+def stack_of_a_variable(first: Any, second: Any, batch: Any) -> Any:
+    """A user's own loop: the rows of `first` are the weights of its iterations."""
+    x, _ = lax.scan(lambda x, row: (jnp.tanh(x * row), None), batch, first)
+    return jnp.sum(x @ second)
+
+
+def _in_loops(step: Callable[..., Any], name: str) -> list[Any]:
+    jaxpr = jax.make_jaxpr(step)(weight(0), weight(1), batches()).jaxpr
+    loops = [eqn for eqn in equations(jaxpr) if eqn.primitive.name == "scan"]
+    inside = [eqn for loop in loops for eqn in equations(loop.params["jaxpr"].jaxpr)]
+    return [eqn for eqn in inside if eqn.primitive.name == name]
+
+
+@pytest.mark.parametrize(
+    ("loss", "axis"),
+    [(stacked, 0), (recomputed, 1), (half_precision_in_a_loop, 0), (stack_of_a_variable, 1)],
+)
+def test_gradients_are_those_of_whole_weights(loss: Callable[..., Any], axis: int) -> None:
+    step = gradients(loss)
+    sums = {1: axis, 2: axis}
+    found = jax.jit(late(step, [axis, axis], sums))(weight(0), weight(1), batches())
+    replicas = [jax.tree.leaves(jax.jit(step)(weight(0), weight(1), one)) for one in batches()]
+    tolerance = 2e-2 if loss is half_precision_in_a_loop else 1e-5
+    for place in (1, 2):
+        total = sum(one[place] for one in replicas)
+        np.testing.assert_allclose(found[place], total, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("loss", [stacked, recomputed, half_precision_in_a_loop])
+def test_iterations_gather_and_sum_their_own_layer(loss: Callable[..., Any]) -> None:
+    step = late(gradients(loss), [0, 0], {1: 0, 2: 0})
+    gathered = _in_loops(step, "all_gather")
+    summed = _in_loops(step, "reduce_scatter")
+    assert len(gathered) >= 2  # in each pass
+    assert {one.outvars[0].aval.shape for one in gathered} == {(WIDTH, WIDTH)}
+    assert [one.invars[0].aval.shape for one in summed] == [(WIDTH, WIDTH)]
+    every = jax.make_jaxpr(step)(weight(0), weight(1), batches()).jaxpr
+    names = [eqn.primitive.name for eqn in equations(every)]
+    assert names.count("all_gather") == len(gathered)
+    assert names.count("reduce_scatter") == 1
+
+
+def test_stacks_are_of_the_dtype_that_is_computed_in() -> None:
+    gathered = _in_loops(late(gradients(half_precision_in_a_loop), [0, 0]), "all_gather")
+    assert {one.invars[0].aval.dtype for one in gathered} == {jnp.dtype("bfloat16")}
+
+
+def test_slices_of_a_variable_are_gathered_late_if_it_is_not_sharded_by_them() -> None:
+    step = gradients(stack_of_a_variable)
+    assert not _in_loops(late(step, [0, 0], {1: 0}), "all_gather")
+    gathered = _in_loops(late(step, [1, 0], {1: 1}), "all_gather")
+    assert {one.outvars[0].aval.shape for one in gathered} == {(WIDTH,)}
+    assert len(_in_loops(late(step, [1, 0], {1: 1}), "reduce_scatter")) == 1
+
+
+def test_gradient_that_something_else_reads_is_summed_after_the_loop() -> None:
+    def step(first: Any, second: Any, batch: Any) -> Any:
+        loss, (one, other) = gradients(stacked)(first, second, batch)
+        return loss + jnp.sum(one), one, other
+
+    assert not _in_loops(late(step, [0, 0], {1: 0, 2: 0}), "reduce_scatter")
+    found = jax.jit(late(step, [0, 0], {1: 0, 2: 0}))(weight(0), weight(1), batches())
+    expected = [step(weight(0), weight(1), one) for one in batches()]
+    total = sum(np.asarray(one[1]) for one in expected)
+    np.testing.assert_allclose(found[1], total, rtol=1e-5, atol=1e-5)

@@ -35,37 +35,26 @@ def taken(table, ids):
     return weighted(jnp.nan_to_num(jnp.take(table, ids, axis=0)))
 
 
-def clipped(table, ids):
-    return weighted(jnp.take(table, ids, axis=0, mode="clip"))
-
-
-def filled(table, ids):
-    return weighted(jnp.take(table, ids, axis=0, mode="fill", fill_value=7))
-
-
 def cast(table, ids):
     rows = jnp.nan_to_num(jnp.take(table.astype("bfloat16"), ids, axis=0))
     return weighted(rows.astype("float32"))
 
 
-def rematerialized(table, ids):
-    return weighted(jax.checkpoint(lambda one: jnp.sin(jnp.take(one, ids % 14, axis=0)))(table))
-
-
-def of_one_row(table, ids):
-    return weighted(jnp.take(table, ids[0, 0], axis=0))
-
-
-def of_columns(table, ids):
-    return weighted(jnp.take(table, ids % WIDTH, axis=1))
-
-
-def tied(table, ids):
-    return taken(table, ids) + jnp.sum(jnp.tanh(table @ table[0]))
-
-
-LOSSES = [taken, clipped, filled, cast, rematerialized, of_one_row, of_columns, tied]
-IN_BLOCKS = [taken, clipped, filled, cast, of_one_row]
+# In blocks, and whole.
+IN_BLOCKS = {
+    "taken": taken,
+    "clipped": lambda table, ids: weighted(jnp.take(table, ids, axis=0, mode="clip")),
+    "filled": lambda t, ids: weighted(jnp.take(t, ids, axis=0, mode="fill", fill_value=7)),
+    "cast": cast,
+    "of one row": lambda table, ids: weighted(jnp.take(table, ids[0, 0], axis=0)),
+}
+LOSSES = IN_BLOCKS | {
+    "rematerialized": lambda table, ids: weighted(
+        jax.checkpoint(lambda one: jnp.sin(jnp.take(one, ids % 14, axis=0)))(table)
+    ),
+    "of columns": lambda table, ids: weighted(jnp.take(table, ids % WIDTH, axis=1)),
+    "tied": lambda table, ids: taken(table, ids) + jnp.sum(jnp.tanh(table @ table[0])),
+}
 
 
 def table_of() -> jax.Array:
@@ -82,7 +71,7 @@ def counts(function: Any, *args: Any) -> tuple[int, int]:
     return text.count("all_gather["), text.count("reduce_scatter[")
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_rows_and_gradients_are_those_of_the_whole_table(loss) -> None:
     table = table_of()
     losses, gradient = jax.jit(late(loss))(table, IDS)
@@ -91,7 +80,7 @@ def test_rows_and_gradients_are_those_of_the_whole_table(loss) -> None:
     np.testing.assert_allclose(gradient, sum(one for _, one in expected), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", IN_BLOCKS)
+@pytest.mark.parametrize("loss", IN_BLOCKS.values(), ids=IN_BLOCKS)
 def test_table_and_gradient_are_exchanged_in_blocks(loss, monkeypatch) -> None:
     num_blocks = 2 if loss is cast else 4
     assert counts(late(loss), table_of(), IDS) == (num_blocks, 4)

@@ -70,27 +70,18 @@ def test_shards_are_updated_as_the_whole_is(update, axis) -> None:
         np.testing.assert_allclose(whole, expected[place], rtol=1e-6)
 
 
-def normalized(weight, slot, count, gradient):
-    return weight - gradient / jnp.linalg.norm(gradient), slot, count
+OTHER_UPDATES = {
+    "normalized": lambda w, slot, count, g: (w - g / jnp.linalg.norm(g), slot, count),
+    "by row": lambda w, slot, count, g: (w - g * jnp.sum(slot, 1, keepdims=True), slot, count),
+    "transposed": lambda w, slot, count, g: (w - (g.T @ g)[:1], slot, count),
+    "drawn": lambda w, slot, count, g: (
+        w - g * jax.random.uniform(jax.random.key(count), SHAPE), slot, count,
+    ),
+    "without gradient": lambda w, slot, count, g: (w * 0.9, slot, count),
+}  # fmt: skip
 
 
-def by_row(weight, slot, count, gradient):
-    return weight - gradient * jnp.sum(slot, 1, keepdims=True), slot, count
-
-
-def transposed(weight, slot, count, gradient):
-    return weight - (gradient.T @ gradient)[:1], slot, count
-
-
-def drawn(weight, slot, count, gradient):
-    return weight - gradient * jax.random.uniform(jax.random.key(count), SHAPE), slot, count
-
-
-def without_gradient(weight, slot, count, gradient):
-    return weight * 0.9, slot, count
-
-
-@pytest.mark.parametrize("update", [normalized, by_row, transposed, drawn, without_gradient])
+@pytest.mark.parametrize("update", OTHER_UPDATES.values(), ids=OTHER_UPDATES)
 def test_other_updates_stay_where_they_are(update) -> None:
     assert found(update)[0] == []
     assert found(momentum, None)[0] == []  # not sharded

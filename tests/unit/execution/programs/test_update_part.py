@@ -7,24 +7,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.jaxprs import contains_primitive, differing_values
-from stratagem.execution.programs import steps as module
 from stratagem.execution.programs.sharded_step import (
     StepParts,
     part_step,
     scatter_sums,
     with_split_conditionals,
 )
-from stratagem.execution.programs.steps import VariableValues, value_for_step
 from stratagem.variables.placement import ShardedStore
 
 AXIS = "replica"
@@ -256,8 +252,11 @@ def count_of(jaxpr: Jaxpr, name: str) -> int:
 
 
 @pytest.mark.parametrize("step", STEPS_OF_CONDITIONAL_UPDATES)
-def test_numbers_are_those_of_the_step(step: Step) -> None:
+def test_conditionals_of_cheap_updates_are_selections_with_the_same_numbers(step: Step) -> None:
     jaxpr, split = jaxprs_of(step)
+    conditionals, selections = STEPS_OF_CONDITIONAL_UPDATES[step]
+    assert count_of(split, "cond") == conditionals
+    assert count_of(split, "select_n") - count_of(jaxpr, "select_n") == selections
     assert (split.invars, split.outvars) == (jaxpr.invars, jaxpr.outvars)
     for slot, count in ((SLOT, 2), (SLOT.at[2].set(np.nan), -3), (-SLOT, 1), (SLOT, 0)):
         inputs = [WEIGHT, slot, jnp.int32(count), BATCH[0]]
@@ -265,14 +264,6 @@ def test_numbers_are_those_of_the_step(step: Step) -> None:
         wanted = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*inputs)
         for one, other in zip(got, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("step", STEPS_OF_CONDITIONAL_UPDATES)
-def test_conditionals_of_cheap_updates_are_selections(step: Step) -> None:
-    jaxpr, split = jaxprs_of(step)
-    conditionals, selections = STEPS_OF_CONDITIONAL_UPDATES[step]
-    assert count_of(split, "cond") == conditionals
-    assert count_of(split, "select_n") - count_of(jaxpr, "select_n") == selections
 
 
 def test_replicas_compute_only_the_outputs_they_need() -> None:
@@ -321,28 +312,22 @@ def test_sum_of_the_update_alone_is_handed_over_as_what_is_added_up() -> None:
     assert parts.num_handed == 1
 
 
-def read_by_replicas_too(weight, batch):
-    total = lax.psum(batch, REPLICA_AXIS)
-    return weight - total, total * batch
+def summed(value: Any, **options: Any) -> Any:
+    return lax.psum(value, REPLICA_AXIS, **options)
 
 
-def returned_too(weight, batch):
-    total = lax.psum(batch, REPLICA_AXIS)
-    return weight - total, total
+# Of a weight and a batch: the new weight, and a result of the replicas.
+OTHER_SUMS = {
+    "read by replicas": lambda w, x: (w - (total := summed(x)), total * x),
+    "returned": lambda w, x: (w - (total := summed(x)), total),
+    "of another shape": lambda w, x: (w - summed(jnp.sum(x)), x),
+    "within groups": lambda w, x: (
+        w - lax.pmax(summed(x, axis_index_groups=[[0], [1]]), REPLICA_AXIS), x,
+    ),
+}  # fmt: skip
 
 
-def of_another_shape(weight, batch):
-    return weight - lax.psum(jnp.sum(batch), REPLICA_AXIS), batch
-
-
-def within_groups(weight, batch):
-    alone = lax.psum(batch, REPLICA_AXIS, axis_index_groups=[[0], [1]])
-    return weight - lax.pmax(alone, REPLICA_AXIS), batch
-
-
-@pytest.mark.parametrize(
-    "step", [read_by_replicas_too, returned_too, of_another_shape, within_groups]
-)
+@pytest.mark.parametrize("step", OTHER_SUMS.values(), ids=OTHER_SUMS)
 def test_other_sums_stay(step) -> None:
     before = parts_of_pair(step)
     parts, axes = scatter_sums(before, of_weights(before), TOPOLOGY)
@@ -360,36 +345,3 @@ def test_of_several_sums_in_one_operation_the_others_stay() -> None:
     parts, axes = scatter_sums(parts, of_weights(parts), TOPOLOGY)
     assert sorted(axes, key=str) == [0, None]
     assert sums(parts) == 1
-
-
-# `VariableValues`: the same inputs and outputs as the variables give one by one.
-
-
-def made(count: int, **options: Any) -> list[Any]:
-    return [keras.Variable(np.float32(index), **options) for index in range(count)]
-
-
-def test_copies_are_read_and_replaced_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        variables = [*made(2), *made(1, synchronization="on_read", aggregation="sum")]
-    wanted = [*map(value_for_step, variables)]
-    values = VariableValues(variables, TOPOLOGY)
-    monkeypatch.setattr(module.Destination, "store", None)  # would take a call for each
-    got = values.read(None)  # pyright: ignore[reportArgumentType]
-    assert all(one is other for one, other in zip(got, wanted, strict=True))
-    values.replace([value + 1 for value in got])
-    for variable, before in zip(variables, wanted, strict=True):
-        np.testing.assert_array_equal(variable.storage, before + 1)
-    with pytest.raises(ValueError, match="zip"):
-        values.replace(got[:1])
-
-
-def test_variables_elsewhere_are_asked_one_by_one() -> None:
-    outside = made(1)
-    with sg.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope():
-        central = made(1)
-    for variables in (outside, central, [*outside, *central]):
-        values = VariableValues(variables, TOPOLOGY)
-        assert values.read(lambda _: "asked") == ["asked"] * len(variables)
-        values.replace([jnp.float32(5)] * len(variables))
-        assert [float(variable.value) for variable in variables] == [5] * len(variables)

@@ -18,7 +18,6 @@ import pytest
 import stratagem as sg
 from stratagem.execution.lookups import as_row_numbers
 from stratagem.execution.programs.program import function_state, paused_garbage_collection
-from stratagem.execution.tracing.arguments import Static
 
 RATE = 1.0
 
@@ -50,23 +49,6 @@ def test_new_closure_over_a_model_is_compiled_for_its_first_calls_only(strategy)
         train(jnp.ones((3, 2)))
     assert len(strategy.executor.programs) <= 2  # the optimizer is built in the first
     assert int(optimizer.iterations) == 6
-
-
-def test_state_of_a_step_is_hashed_once(strategy, monkeypatch) -> None:
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-
-    def step(x: Any) -> Any:
-        return model(x)
-
-    strategy.run(step, args=(jnp.ones((3, 2)),))
-    hashed = []
-    own_hash = Static.__hash__
-    monkeypatch.setattr(Static, "__hash__", lambda own: hashed.append(own) or own_hash(own))
-    strategy.run(step, args=(jnp.ones((3, 2)),))
-    assert hashed == []
-    hash(function_state(lambda: model))
-    assert hashed
 
 
 class _Holder:
@@ -258,3 +240,70 @@ def test_the_last_of_two_threads_ends_the_pause() -> None:
     may_leave.set()
     thread.join()
     assert gc.isenabled()
+
+
+# Warning about steps that are compiled again and again.
+
+
+@pytest.mark.slow
+def test_step_that_is_compiled_again_and_again_is_named(strategy) -> None:
+    def call(batch: Any) -> Any:
+        def step() -> Any:
+            return jnp.sum(batch)
+
+        gc.collect()  # the programs of earlier calls are gone, and count all the same
+        return strategy.run(step)
+
+    call(jnp.ones(2))
+    call(jnp.ones(2))
+    with pytest.warns(
+        RuntimeWarning, match=r"step \(.*test_function_identity.py:\d+\) was comp"
+    ) as caught:
+        call(jnp.ones(2))
+    assert "the values of ['batch'] in it differ" in str(caught[0].message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_function", [False, True])
+def test_the_sixth_kind_of_arguments_names_the_one_that_differs(strategy, is_function) -> None:
+    def step(x: Any) -> Any:
+        return x.sum()
+
+    called = sg.function(step) if is_function else lambda x: strategy.run(step, args=(x,))
+    if is_function:
+        called(jnp.ones(8))  # not compiled
+    for size in range(1, 6):
+        called(jnp.ones(size))
+    with pytest.warns(
+        RuntimeWarning, match=r"for 6 kinds .*args\[0\]: float32\[5\] -> float32\[6\]"
+    ):
+        called(jnp.ones(6))
+    called(jnp.ones(7))  # warned once
+
+
+@pytest.mark.filterwarnings("error:.*kinds of arguments")
+def test_kinds_of_arguments_that_are_used_again_are_no_recompilation(strategy) -> None:
+    def step(x: Any) -> Any:
+        return x.sum()
+
+    for size in range(1, 9):
+        for _ in range(2):
+            strategy.run(step, args=(jnp.ones(size),))
+
+
+@pytest.mark.filterwarnings("error:.*was compiled 3 times")
+def test_other_kinds_of_arguments_are_no_recompilation(strategy) -> None:
+    for size in range(1, 6):
+        strategy.run(lambda x: x.sum(), args=(jnp.ones(size),))
+
+
+@pytest.mark.filterwarnings("error:.*was compiled 3 times")
+def test_steps_of_a_factory_that_are_used_again_are_no_recompilation(strategy) -> None:
+    def make(factor: Any) -> Any:
+        return lambda x: x * factor
+
+    for factor in range(4):
+        step, compiled = make(factor), sg.function(make(factor))
+        for _ in range(3):
+            strategy.run(step, args=(1.0,))
+            compiled(1.0)

@@ -42,24 +42,6 @@ def variable():
         return sg.Variable(1.0, name="weight")
 
 
-def test_captured_writes_are_written_again_in_an_enclosing_scope(variable) -> None:
-    plain = keras.Variable(1.0)
-    with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:
-        with ReplicaScope(outer.get_current_value) as inner:
-            variable.assign_add(1.0)
-            variable.assign_add(1.0)
-            plain.assign(3.0)
-            inner.send("loss", jnp.float32(5.0))
-        captured, values = inner.captured()
-        assert captured.written == [(variable, False), (plain, True)]
-        captured.replay([value * 2 for value in values], outer)
-        assert float(variable.value) == 18.0
-    assert outer.written_value(plain) == 6.0
-    assert list(outer.unproven.values()) == [plain]
-    assert outer.num_writes == {id(variable): 2, id(plain): 1}
-    assert outer.sent == [("loss", 10.0)]
-
-
 def test_plain_stateless_scope_of_keras_inside_goes_before(variable) -> None:
     """A user's own stateless call, of a model say, within a replica function."""
     with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:
@@ -416,8 +398,6 @@ def test_modules_of_flax_are_refused_or_trained_by_their_state() -> None:
 
 # Programs of several processes are compared by shapes and operations, not by names.
 
-X = np.ones(3, np.float32)
-
 
 class Recorder:
     """A group of two: this process, and one that sent `other`."""
@@ -432,57 +412,37 @@ class Recorder:
         return [own, own if self.other is None else self.other]
 
 
-def fingerprint(monkeypatch, function: Any, *arguments: Any) -> Any:
-    recorder = Recorder()
-    monkeypatch.setattr(program_fingerprint, "current_group", lambda: recorder)
-    agree_on_program("step", jax.make_jaxpr(function)(*arguments))
-    return recorder.own
+def loop(step: Any) -> Any:
+    return lambda x: jax.lax.fori_loop(0, 3, lambda _, v: step(v), x)
 
 
 def double(x: Any) -> Any:
-    return jnp.sin(x) * 2
-
-
-def test_same_operations_under_other_names_agree(monkeypatch) -> None:
-    def same_again(value: Any) -> Any:
-        named = jnp.sin(value)
-        return named * 2
-
-    assert fingerprint(monkeypatch, double, X) == fingerprint(monkeypatch, same_again, X)
+    named = jnp.sin(x)
+    return named * 2
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    ("own", "other", "size", "what"),
     [
-        (lambda x: jnp.cos(x) * 2, "operations"),
-        (lambda x: jnp.sin(x) * 3, "operations"),
-        (lambda x: jax.lax.cond(True, lambda v: v * 2, lambda v: v * 2, jnp.sin(x)), "operations"),
-        (lambda x: (jnp.sin(x) * 2)[:2], "results"),
+        (double, lambda value: jnp.sin(value) * 2, 3, None),
+        (loop(jnp.sin), loop(jnp.sin), 3, None),
+        (double, lambda x: jnp.cos(x) * 2, 3, "operations"),
+        (double, lambda x: jnp.sin(x) * 3, 3, "operations"),
+        (double, lambda x: jax.lax.cond(True, double, double, x), 3, "operations"),
+        (loop(jnp.sin), loop(jnp.cos), 3, "operations"),
+        (double, lambda x: (jnp.sin(x) * 2)[:2], 3, "results"),
+        (double, double, 4, r"arguments are .*float32\[4\].*float32\[3\]"),
     ],
-    ids=["another function", "another constant", "a branch", "another shape"],
+    ids=["names", "loop", "function", "constant", "branch", "inner", "shape", "arguments"],
 )
-def test_another_program_is_refused_with_what_differs(other, what, monkeypatch) -> None:
-    theirs = fingerprint(monkeypatch, other, X)
-    recorder = Recorder(theirs)
-    monkeypatch.setattr(program_fingerprint, "current_group", lambda: recorder)
-    with pytest.raises(RuntimeError, match=rf"worker 0 and chief 0 traced .*step: their {what}"):
-        agree_on_program("step", jax.make_jaxpr(double)(X))
-
-
-def test_inner_programs_count(monkeypatch) -> None:
-    def loop(step: Any) -> Any:
-        return lambda x: jax.lax.fori_loop(0, 3, lambda _, v: step(v), x)
-
-    first = fingerprint(monkeypatch, loop(jnp.sin), X)
-    assert first != fingerprint(monkeypatch, loop(jnp.cos), X)
-    assert first == fingerprint(monkeypatch, loop(jnp.sin), X)
-
-
-def test_another_shape_is_refused_as_arguments(monkeypatch) -> None:
-    theirs = fingerprint(monkeypatch, double, np.ones(4, np.float32))
-    monkeypatch.setattr(program_fingerprint, "current_group", lambda: Recorder(theirs))
-    with pytest.raises(RuntimeError, match=r"their arguments are .*float32\[4\].*float32\[3\]"):
-        agree_on_program("step", jax.make_jaxpr(double)(X))
+def test_another_program_is_refused_with_what_differs(own, other, size, what, monkeypatch) -> None:
+    group = Recorder()
+    monkeypatch.setattr(program_fingerprint, "current_group", lambda: group)
+    agree_on_program("step", jax.make_jaxpr(other)(np.ones(size, np.float32)))
+    group.other = group.own
+    words = rf"worker 0 and chief 0 traced .*step: their {what}"
+    with contextlib.nullcontext() if what is None else pytest.raises(RuntimeError, match=words):
+        agree_on_program("step", jax.make_jaxpr(own)(np.ones(3, np.float32)))
 
 
 # Variables that are created in a trace: no value, a stand-in, and a value after it.

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
 from stratagem.execution.replica_context import ReplicaBatch
-from stratagem.execution.tracing.arguments import Results, flatten_arguments
-from stratagem.execution.tracing.tracer import (
-    use_agreement,
-)
+from stratagem.execution.tracing.arguments import flatten_arguments
 
 
 @pytest.fixture(params=[1, 2])
@@ -45,22 +40,6 @@ def test_only_variables_that_the_function_touches_travel(pair) -> None:
     pair.run(step)
     assert [float(v.value) for v in (read, written, both, untouched)] == [1.0, 2.0, 2.0, 1.0]
     assert float(own.value) == 4.0
-
-
-def test_other_variables_created_later_do_not_matter(pair) -> None:
-    with pair.scope():
-        weight = sg.Variable(1.0, aggregation="sum")
-    traces = []
-
-    def step():
-        traces.append(1)
-        weight.assign_add(jnp.float32(1.0))
-
-    pair.run(step)
-    with pair.scope():
-        later = sg.Variable(1.0)
-    pair.run(step)
-    assert (len(traces), float(weight.value), float(later.value)) == (1, 5.0, 1.0)
 
 
 def test_assignment_in_a_step_under_jit_is_reported(strategy) -> None:
@@ -109,23 +88,6 @@ def test_failed_first_call_may_be_repeated(strategy, execution) -> None:
 
 
 @pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
-def test_layers_random_numbers_differ_by_replica_and_follow_the_seed(pair, execution) -> None:
-    generator = keras.random.SeedGenerator(7)
-
-    def draw():
-        return keras.random.uniform((4,), seed=generator)
-
-    first = [np.asarray(part) for part in pair.local_results(pair.run(draw))]
-    second = [np.asarray(part) for part in pair.local_results(pair.run(draw))]
-    drawn = [*first, *second]
-    assert all(not np.array_equal(drawn[i], drawn[j]) for i in range(4) for j in range(i))
-    alone = keras.random.SeedGenerator(7)
-    np.testing.assert_allclose(first[0], keras.random.uniform((4,), seed=alone), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
     ("value", "annotations"),
     [
         (np.zeros(2, "float32"), {}),
@@ -168,18 +130,6 @@ def per_replica(pair, *parts):
 
 def flatten(*args, num_replicas=2, **kwargs):
     return flatten_arguments(args, kwargs, num_replicas=num_replicas)
-
-
-def test_leaves_are_sorted_and_put_back_in_their_places(pair) -> None:
-    own = per_replica(pair, [1.0, 2.0], [3.0, 4.0])
-    mirrored = pair.extended.broadcast_to(jnp.float32(5.0), None)
-    marker = object()
-    arguments = flatten(own, {"a": 1.5, "b": ["text", None]}, mirrored, key=marker, flag=True)
-    assert [value is own.stacked for value in arguments.split] == [True]
-    assert [float(value) for value in arguments.shared] == [1.5, 5.0]
-    args, kwargs = arguments.rebuild(["split"], ["first", "second"])
-    assert args == ("split", {"a": "first", "b": ["text", None]}, "second")
-    assert kwargs == {"key": marker, "flag": True}
 
 
 class Mode:
@@ -240,16 +190,6 @@ def test_arguments_of_different_programs(first, second) -> None:
     assert (one.structure, one.leaves) != (other.structure, other.leaves)
 
 
-def test_true_sizes_are_part_of_the_program(pair) -> None:
-    full = per_replica(pair, [1.0, 2.0], [3.0, 4.0])
-    assert flatten(full).leaves != flatten(full.stacked).leaves
-    short = per_replica(pair, [1.0, 2.0], [3.0])
-    shorter = per_replica(pair, [1.0, 2.0], np.zeros(0, "float32"))
-    leaves = [flatten(value).leaves for value in (full, short, shorter)]
-    assert len(set(leaves)) == 3
-    assert [one[0].lengths for one in leaves] == [None, (2, 1), (2, 0)]
-
-
 def test_the_batch_is_that_of_the_padded_argument_else_of_the_first_with_rows(pair) -> None:
     scalar = per_replica(pair, 1.0, 2.0)
     full = per_replica(pair, np.ones((3, 2)), np.ones((3, 2)))
@@ -258,37 +198,3 @@ def test_the_batch_is_that_of_the_padded_argument_else_of_the_first_with_rows(pa
     assert flatten(scalar, np.ones(5), full).batch == ReplicaBatch(size=3)
     assert flatten(1.0, "text", np.ones(5), np.ones(7)).batch == ReplicaBatch(size=5)
     assert flatten(1.0, scalar, None).batch == ReplicaBatch()
-
-
-def test_parts_that_one_program_cannot_take_are_refused(pair) -> None:
-    ranks = per_replica(pair, [1.0], [[1.0]])
-    with pytest.raises(
-        ValueError, match=r"(?s)PerReplica with parts float32\[1\], float32\[1, 1\].*run_eagerly"
-    ):
-        flatten(ranks)
-    with pytest.raises(ValueError, match="PerReplica with 2 replicas"):
-        flatten(per_replica(pair, 1.0, 2.0), num_replicas=3)
-
-
-# Lengths of results, by what may differ between replicas.
-
-
-def trace_of(function: Any, differing: list[bool], num_written: int = 1) -> Any:
-    """A trace of a function that assigns its first results to variables and returns the others."""
-    jaxpr = jax.make_jaxpr(function, axis_env=[("replica", 2)])(*np.ones((2, 3), np.float32))
-    written = [types.SimpleNamespace(name=f"v{n}", path=f"v{n}") for n in range(num_written)]
-    outputs = range(len(jaxpr.out_avals) - num_written)
-    return types.SimpleNamespace(
-        jaxpr=jaxpr,
-        differing_inputs=differing,
-        written=written,
-        results=Results(None, [(True, output) for output in outputs], [(3, 2) for _ in outputs]),
-    )
-
-
-def test_equal_results_lose_their_lengths_and_own_rows_keep_them() -> None:
-    trace = trace_of(lambda own, shared: [own, jax.lax.psum(own, "replica")], [True, False], 0)
-    trace.results.leaves.append((False, "text"))
-    trace.results.lengths.append(None)
-    use_agreement(trace, frozenset(), object())
-    assert trace.results.lengths == [(3, 2), None, None]

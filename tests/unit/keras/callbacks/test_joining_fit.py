@@ -14,11 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import scipy.sparse
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
-from stratagem.input.batches import is_sparse
 from stratagem.keras.callbacks import tensorboard
 from stratagem.keras.callbacks.backup_and_restore import JoiningFit
 from stratagem.keras.training.step_functions import TrainOrTestFunction
@@ -156,15 +154,6 @@ def test_a_state_of_other_data_is_an_error(made, whole) -> None:
     assert admission.calls[-1] == "end"
 
 
-def test_a_state_without_a_generator_is_an_error(made, whole) -> None:
-    text, values = whole[0].states[1]
-    state = json.loads(text)
-    del state["random"]["numpy"]
-    with pytest.raises(ValueError, match=r"RandomState.set_state received"):
-        _fit(made, _Admission(made[0], lambda: (json.dumps(state), values)))
-    assert len(_fit(made, _Admission(made[0]))["loss"]) == _EPOCHS
-
-
 def test_members_that_end_before_it_joins_end_the_call(made) -> None:
     def end() -> None:
         raise UnavailableError("All members ended before worker 1 could join them.")
@@ -219,14 +208,6 @@ def test_the_step_is_compiled_for_a_batch_of_the_data_whose_order_stays(skipped)
     num_last = len(_X) % _BATCH
     assert num_last
     assert [np.shape(one) for one in last[:2]] == [(num_last, 4), (num_last,)]
-
-
-@pytest.mark.slow
-def test_a_short_batch_of_a_sparse_array_is_one(skipped) -> None:
-    (batch, last), _ = skipped(scipy.sparse.csr_matrix(_X), _Y, _BATCH, look=lambda: None)
-    assert batch[0].shape == (_BATCH, 4)
-    assert is_sparse(last[0])
-    assert last[0].shape == (len(_X) % _BATCH, 4)
 
 
 def test_no_batch_is_read_from_data_that_cannot_be_read_again(skipped) -> None:
@@ -300,25 +281,19 @@ def test_epochs_are_those_of_the_history(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "mirrored"])
-def test_batches_and_layers_are_written_each_few_steps(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_and_layers_are_written_each_few_steps(name, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tensorboard, "time", ticking())
 
-    class Logs(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.losses: list[float] = []
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.losses.append(float(logs["loss"]))
-
-    model, logs = build(STRATEGIES[name](), [Noting(), keras.layers.Dense(1)]), Logs()
+    losses: list[float] = []
+    logs = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"]))
+    )
+    model = build(STRATEGIES[name](), [Noting(), keras.layers.Dense(1)])
     callback = sg.TensorBoard(tmp_path, update_freq=2, write_steps_per_second=True)
     fit(model, callback, logs, validation_data=(X[:24], Y[:24]))
     train, validation = Read(tmp_path / "train"), Read(tmp_path / "validation")
     steps = [2, 4, 6, 8, 10]
-    assert train.numbers("batch_loss") == [(s, pytest.approx(logs.losses[s - 1])) for s in steps]
+    assert train.numbers("batch_loss") == [(s, pytest.approx(losses[s - 1])) for s in steps]
     first_rows = X[::BATCH_SIZE].sum(axis=1)
     assert train.numbers("first_row") == [
         (step, pytest.approx(first_rows[(step - 1) % STEPS], rel=1e-5)) for step in steps
@@ -330,9 +305,7 @@ def test_batches_and_layers_are_written_each_few_steps(
     assert train.steps("epoch_steps_per_second") == [0, 1]
 
 
-def test_clock_that_is_coarser_than_a_step_writes_no_speed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_that_is_coarser_than_a_step_writes_no_speed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tensorboard, "time", types.SimpleNamespace(perf_counter=lambda: 7.0))
     model = build(STRATEGIES["none"]())
     fit(model, sg.TensorBoard(tmp_path, update_freq=1, write_steps_per_second=True))

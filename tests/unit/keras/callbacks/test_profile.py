@@ -245,16 +245,6 @@ def calls(
     return kept
 
 
-@pytest.mark.parametrize(
-    ("batches", "kept"), [(1, [3, 6, 9]), (2, [2, 4, 6, 8, 10]), (5, [*range(1, 11)])]
-)
-def test_every_few_batches(clock: Clock, batches: int, kept: list[int]) -> None:
-    interval = SnapshotInterval(3)
-    assert calls(interval, clock, 10, call_s=0.1, cost_s=9.0, batches=batches) == kept
-    interval.end_epoch()
-    assert interval.num_batches == 3
-
-
 @pytest.mark.parametrize(("batches", "num_batches"), [(1, 30), (4, 120)])
 def test_takes_a_two_hundredth_of_the_time(clock: Clock, batches: int, num_batches: int) -> None:
     """Fifteen hundredths of a call are a two-hundredth of thirty calls."""

@@ -197,15 +197,6 @@ def test_checkpoints_are_evaluated_as_they_appear(write, folder, model, between_
         _assert_measured(evaluation, epoch)
 
 
-def test_half_written_file_is_evaluated_when_it_is_whole(
-    write, folder, model, between_looks, capsys
-) -> None:
-    between_looks(lambda: write(1, share=0.5), *[None] * 5, lambda: write(1))
-    (evaluation,) = _evaluator(model, folder, max_evaluations=1).start()
-    _assert_measured(evaluation, 1)
-    assert capsys.readouterr().err == ""
-
-
 def test_file_that_stays_half_written_is_an_error(write, folder, model) -> None:
     write(1)
     write(2, share=0.5)

@@ -178,40 +178,39 @@ def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:.*shuffle=True. was passed")
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SOURCES],
+    ("name", "strategy"),
+    [
+        *((name, "none") for name in QUICK),
+        *(
+            pytest.param(
+                name, "one" if name.startswith("Dataset") else "none", marks=pytest.mark.slow
+            )
+            for name in SOURCES
+            if name not in QUICK
+        ),
+        # Of replicas one group of batches is read ahead, and what it draws is drawn again.
+        *(
+            pytest.param(name, "two", marks=pytest.mark.slow)
+            for name in ("PyDataset", "generator", "Dataset of arrays")
+        ),
+    ],
 )
-def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
+def test_goes_on_with_the_next_batch(name, strategy, tmp_path) -> None:
     """In the second epoch, and once more in the third."""
     make, options = SOURCES[name]
-    strategy = strategy_named("one" if name.startswith("Dataset") else "none")
 
     def run(*ends: Any, folder: Any = tmp_path / "backup") -> Any:
-        return train(name, strategy, make, options, folder, 2, *ends)
+        return train(name, strategy_named(strategy), make, options, folder, 2, *ends)
 
     wanted, expected = run(folder=None)
     size = options.get("steps_per_epoch", NUM_BATCHES)
     got, history = ended_and_again(run, EndAt(size + 3), EndAt(size))
     assert_same(got, wanted)
+    if strategy == "two":
+        return
     assert history.history == expected.history
     table = next(one for one in wanted if one.shape == (NUM_BATCHES * EPOCHS, BATCH_SIZE))
     assert (table[: size + 3, 0] >= 0).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["PyDataset", "generator", "Dataset of arrays"])
-def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
-    """There one group of batches is read ahead, and what it draws is drawn again."""
-    make, options = SOURCES[name]
-    strategy = strategy_named("two")
-
-    def run(*ends: Any, folder: Any = tmp_path / "backup") -> Any:
-        return train(name, strategy, make, options, folder, 2, *ends)
-
-    wanted, _ = run(folder=None)
-    size = options.get("steps_per_epoch", NUM_BATCHES)
-    got, _ = ended_and_again(run, EndAt(size + 3))
-    assert_same(got, wanted)
 
 
 def test_data_that_end_before_the_backup_are_reported(tmp_path: Path) -> None:
@@ -352,9 +351,7 @@ def test_memory_without_room_is_warned_of_once_and_training_continues(
     assert_same(got, wanted)
 
 
-def test_loss_of_another_process_is_no_lack_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_of_another_process_is_no_lack_of_memory(tmp_path, monkeypatch) -> None:
     """UnavailableError is an OSError, and a save waits for the step, which needs all processes."""
 
     def save(memory: Any, step: int) -> float:

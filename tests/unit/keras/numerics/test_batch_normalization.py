@@ -13,6 +13,7 @@ from keras import ops
 
 import stratagem as sg
 from stratagem.keras.numerics.step_mode import StepMode, step_mode
+from tests.contract.parts import seldom_eager
 from tests.parity.comparison import (
     Scope,
     differences,
@@ -24,8 +25,6 @@ from tests.parity.comparison import (
 from tests.unit.keras.replicas import components_of, per_replica, values_of
 
 _ROWS = np.asarray([[1, 0], [3, 5], [8, 2], [4, 4], [9, 7]], "float32")
-# How the rows lie on replicas: alike, with a short part, with a replica without any.
-_SIZES = {"even": (2, 2), "short": (3, 2), "empty": (3, 2, 0)}
 _MOMENTUM = 0.75
 
 
@@ -56,12 +55,9 @@ def _call(layer: Any, sizes: tuple[int, ...], rows: np.ndarray = _ROWS, **argume
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("name", ["even", "empty"])
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
-def test_each_replica_normalises_with_its_own_true_rows(name: str, execution: str) -> None:
-    sizes = _SIZES[name]
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 2, 0)])
+@seldom_eager
+def test_each_replica_normalises_with_its_own_true_rows(sizes, execution) -> None:
     layer = _layer(mirrored(len(sizes)))
     parts = _split(_ROWS, sizes)
     for output, part in zip(_call(layer, sizes), parts, strict=True):
@@ -72,23 +68,6 @@ def test_each_replica_normalises_with_its_own_true_rows(name: str, execution: st
     spread = [_MOMENTUM + (1 - _MOMENTUM) * p.var(0) if len(p) else np.ones(2) for p in parts]
     np.testing.assert_allclose(components_of(layer.moving_variance), spread, rtol=1e-5)
     np.testing.assert_allclose(np.asarray(layer.moving_mean.value), np.mean(kept, 0), rtol=1e-5)
-
-
-@pytest.mark.compatibility
-@pytest.mark.parametrize("name", _SIZES)
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
-def test_synchronized_replicas_normalise_with_the_rows_of_all(name: str, execution: str) -> None:
-    sizes = _SIZES[name]
-    layer = _layer(mirrored(len(sizes)), synchronized=True)
-    rows = _ROWS[: sum(sizes)]
-    outputs = np.concatenate(_call(layer, sizes))
-    np.testing.assert_allclose(outputs, _normalised(rows), rtol=1e-4, atol=1e-5)
-    for component in components_of(layer.moving_mean):
-        np.testing.assert_allclose(component, 0.25 * rows.mean(0), rtol=1e-5)
-    for component in components_of(layer.moving_variance):
-        np.testing.assert_allclose(component, 0.75 + 0.25 * rows.var(0), rtol=1e-5)
 
 
 def test_statistics_of_an_island_without_rows_stay() -> None:
@@ -150,18 +129,6 @@ def test_frozen_layer_uses_and_keeps_its_moving_statistics(is_synchronized: bool
     outputs = np.concatenate(_call(layer, (3, 2)))
     np.testing.assert_allclose(outputs, _ROWS / np.sqrt(1.001), rtol=1e-5)
     assert components_of(layer.moving_mean) == [[0.0, 0.0]] * 2
-
-
-def test_inference_uses_moving_statistics_without_changing_them() -> None:
-    strategy = mirrored(2)
-    layer = _layer(strategy)
-    layer.moving_mean.assign([1.0, 2.0])
-    part = per_replica(strategy, [_ROWS[:3], _ROWS[3:]])
-    outputs = strategy.run(lambda rows: layer(rows, training=False), args=(part,))
-    expected = (_ROWS - np.asarray([1.0, 2.0])) / np.sqrt(1.001)
-    np.testing.assert_allclose(strategy.gather(outputs, axis=0), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(np.asarray(layer(_ROWS)), expected, rtol=1e-4, atol=1e-5)
-    assert components_of(layer.moving_mean) == [[1.0, 2.0]] * 2
 
 
 def test_layer_of_no_strategy_is_that_of_keras() -> None:

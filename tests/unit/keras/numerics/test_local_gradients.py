@@ -334,11 +334,20 @@ def test_rows_of_a_table_are_summed_over_an_island() -> None:
 
 
 @pytest.mark.slow
-def test_streamed_fragments_agree_with_single_replicas() -> None:
-    """Islands of two train as replicas of their rows do: the examples are the same."""
-    method = StreamingDiLoCo(period=4, fragments=2, overlap=1)
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        (StreamingDiLoCo(period=4, fragments=2, overlap=1), 1),
+        (StreamingDiLoCo(period=5, fragments=2, overlap=0, own_share=0.0), 3),
+        (StreamingDiLoCo(period=6, fragments=2, overlap=3, own_share=0.25), 3),
+    ],
+    ids=str,
+)
+def test_streamed_fragments_agree_with_single_replicas(method, steps) -> None:
+    """Islands of two train as replicas of their rows, one step at a time, do."""
     layers = lambda: [keras.layers.Dense(3), keras.layers.Dense(1)]  # noqa: E731
-    islands, single = made(method, 4, 2, layers=layers), made(method, 2, 1, layers=layers)
+    islands = made(method, 4, 2, layers=layers, steps_per_execution=steps)
+    single = made(method, 2, 1, layers=layers)
     for model in (islands, single):
         fit(model)
     for one, other in zip(islands.get_weights(), single.get_weights(), strict=True):

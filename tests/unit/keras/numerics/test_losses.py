@@ -55,9 +55,7 @@ def _on_replicas(parts: list[Any], **arguments: Any) -> tuple[list[float], float
         (_rows(1, 2, 3), None, jnp.asarray(8), 0.75),
     ],
 )
-def test_average_loss_outside_every_scope(
-    losses: Any, weights: Any, size: Any, expected: float
-) -> None:
+def test_average_loss_outside_every_scope(losses, weights, size, expected) -> None:
     assert float(sg.compute_average_loss(losses, weights, size)) == expected
 
 
@@ -118,26 +116,6 @@ def test_regularization_loss_is_divided_by_the_replicas(execution: str) -> None:
     assert [float(share) for share in strategy.local_results(shares)] == [1.5, 1.5]
     assert float(sg.scale_regularization_loss([jnp.asarray(1.0), _rows(2, 3)])) == 6.0
     assert float(sg.scale_regularization_loss([])) == 0.0
-
-
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
-def test_gradient_of_the_average_is_that_of_one_device(execution: str) -> None:
-    strategy = mirrored(3)
-    inputs, weight = _rows(1, 2, 4, 7), 3.0
-    with strategy.scope():
-        variable = sg.Variable(weight)
-
-    def step(rows: Any) -> Any:
-        _, (grad,) = sg.value_and_grad(
-            lambda: sg.compute_average_loss(jnp.square(rows * variable.value)), [variable]
-        )
-        return grad
-
-    parts = per_replica(strategy, [inputs[:2], inputs[2:], inputs[4:]])
-    grad = strategy.reduce("sum", strategy.run(step, args=(parts,)), axis=None)
-    np.testing.assert_allclose(float(grad), np.mean(2 * weight * inputs**2), rtol=1e-6)
 
 
 # Dependence of losses on the rows of a batch, as their names and their programs show it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import stratagem as sg
 from tests.parity.comparison import Scope, assert_like_plain_keras, mirrored, regression
 from tests.parity.comparison import fitted as fitted_of_layers
-from tests.unit.keras.numerics.decoder_blocks import Block, decoder, equations, fitted
+from tests.unit.keras.numerics.decoder_blocks import Block, decoder, equations
 from tests.unit.keras.replicas import components_of, copies_of, per_replica, values_of
 
 _VALUES = np.asarray([1.0, 2.0, 4.0, 8.0, 16.0], "float32")
@@ -199,32 +198,6 @@ def test_metric_made_before_the_scope_says_so_in_a_loop() -> None:
 # `sg.scan_layers`: equal layers in one loop, with the results of single layers.
 
 
-def _sharded() -> Any:
-    return sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all").scope()
-
-
-def _recomputed_scan(model: Any) -> None:
-    sg.scan_layers(model)
-    sg.remat(model)
-
-
-@pytest.mark.parametrize(
-    ("scope", "prepare"),
-    [
-        pytest.param(contextlib.nullcontext, sg.scan_layers, marks=pytest.mark.slow),
-        (_sharded, _recomputed_scan),
-    ],
-    ids=["plain Keras", "sharded and rematerialized"],
-)
-def test_fit_equals_fit_of_single_layers(scope: Any, prepare: Callable[[Any], Any]) -> None:
-    # Dropout, statistics, losses that layers add, and counters.
-    losses, weights = fitted(scope(), prepare)
-    expected_losses, expected = fitted(scope())
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
-    for own, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
-
-
 def _num_scans(model: Any, call: Callable[[Any], Any] | None = None) -> int:
     jaxpr = jax.make_jaxpr(call or (lambda x: model(x)))(np.ones((2, 4), "float32"))
     return len(equations(jaxpr.jaxpr, "scan"))
@@ -285,39 +258,6 @@ def test_layers_that_differ_are_refused() -> None:
         sg.scan_layers(dense(3))
 
 
-def _partly_recomputed() -> Any:
-    sg.scan_layers(model := decoder())
-    sg.remat(model, layers="block_1")
-    return model
-
-
-def _regularized() -> Any:
-    model = _row(*(keras.layers.Dense(4, activity_regularizer="l2") for _ in range(2)))
-    sg.scan_layers(model, layers="dense")
-    return model
-
-
-def _masked() -> Any:
-    inputs = keras.Input((4, 4))
-    model = keras.Model(inputs, _Shift()(_Shift()(keras.layers.Masking()(inputs))))
-    sg.scan_layers(model, layers="shift")
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "shape", "message"),
-    [
-        (_partly_recomputed, (2, 4), "only some are rematerialized"),
-        (_regularized, (2, 4), "an activity regularizer"),
-        (_masked, (2, 4, 4), "another mask than its input"),
-    ],
-)
-def test_layers_that_one_loop_cannot_compute_are_refused(make, shape, message) -> None:
-    model = make()
-    with pytest.raises(ValueError, match=message):
-        jax.make_jaxpr(lambda x: model(x))(np.ones(shape, "float32"))
-
-
 class _Odd(keras.layers.Layer):
     """A layer whose `effect` no loop can repeat."""
 
@@ -327,50 +267,6 @@ class _Odd(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         return self.effect(self, x)
-
-
-def _count(layer: Any, x: Any) -> Any:
-    layer.shared.assign_add(1.0)
-    return x
-
-
-_OTHERS: dict[str, Any] = {}
-
-
-def _count_other(x: Any) -> Any:
-    _OTHERS["counter"].assign_add(1.0)
-    return x
-
-
-def _summarize(layer: Any, x: Any) -> Any:
-    sg.summary.scalar("sum", keras.ops.sum(x))
-    return x
-
-
-@pytest.mark.parametrize(
-    ("effect", "message"),
-    [
-        (_count, "that share .* and assign to it"),
-        (lambda _, x: _count_other(x), "which is not its own"),
-        (lambda _, x: keras.ops.cast(x, "float16"), "gets .* and returns .*float16"),
-        (_summarize, "a layer that writes summaries"),
-    ],
-    ids=["shared", "global", "dtype", "summary"],
-)
-def test_effects_that_one_loop_cannot_have_are_refused(
-    effect: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = keras.Variable(0.0, trainable=False)
-    monkeypatch.setitem(_OTHERS, "counter", keras.Variable(0.0, trainable=False))
-    model = _row(*(_Odd(effect, shared) for _ in range(2)))
-    sg.scan_layers(model, layers="odd")
-
-    def call(x: Any) -> Any:
-        with keras.StatelessScope():
-            return model(x)
-
-    with pytest.raises(ValueError, match=message):
-        _num_scans(model, call)
 
 
 class _Shift(keras.layers.Layer):
@@ -385,6 +281,77 @@ class _Shift(keras.layers.Layer):
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         return keras.ops.roll(previous_mask, 1, axis=1)
+
+
+def _partly_recomputed() -> Any:
+    sg.scan_layers(model := decoder())
+    sg.remat(model, layers="block_1")
+    return model
+
+
+def _masked() -> Any:
+    inputs = keras.Input((4, 4))
+    model = keras.Model(inputs, _Shift()(_Shift()(keras.layers.Masking()(inputs))))
+    sg.scan_layers(model, layers="shift")
+    return model
+
+
+def _scanned(make: Callable[[], Any]) -> Any:
+    sg.scan_layers(model := _row(make(), make()), layers="dense|odd")
+    return model
+
+
+def _odd(effect: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        shared = keras.Variable(0.0, trainable=False)
+        return _scanned(lambda: _Odd(effect, shared))
+
+    return make
+
+
+_OTHERS: dict[str, Any] = {}
+_DENSE = {"units": 4, "activity_regularizer": "l2"}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "message"),
+    [
+        (_partly_recomputed, (2, 4), "only some are rematerialized"),
+        (lambda: _scanned(lambda: keras.layers.Dense(**_DENSE)), (2, 4), "an activity regularizer"),
+        (_masked, (2, 4, 4), "another mask than its input"),
+        (
+            _odd(lambda layer, x: (layer.shared.assign_add(1.0), x)[1]),
+            (2, 4),
+            "that share .* and assign to it",
+        ),
+        (
+            _odd(lambda layer, x: (_OTHERS["counter"].assign_add(1.0), x)[1]),
+            (2, 4),
+            "which is not its own",
+        ),
+        (
+            _odd(lambda layer, x: keras.ops.cast(x, "float16")),
+            (2, 4),
+            "gets .* and returns .*float16",
+        ),
+        (
+            _odd(lambda layer, x: (sg.summary.scalar("sum", keras.ops.sum(x)), x)[1]),
+            (2, 4),
+            "a layer that writes summaries",
+        ),
+    ],
+    ids=["partly recomputed", "regularized", "masked", "shared", "global", "dtype", "summary"],
+)
+def test_layers_that_one_loop_cannot_compute_are_refused(make, shape, message, monkeypatch) -> None:
+    monkeypatch.setitem(_OTHERS, "counter", keras.Variable(0.0, trainable=False))
+    model = make()
+
+    def call(x: Any) -> Any:
+        with keras.StatelessScope():
+            return model(x)
+
+    with pytest.raises(ValueError, match=message):
+        jax.make_jaxpr(call)(np.ones(shape, "float32"))
 
 
 # Layers that write state of their own in a step of `fit`.
@@ -457,27 +424,28 @@ def test_state_that_would_drift_apart_is_refused() -> None:
     assert values_of([layer.mean]) == [0.0]
 
 
-@pytest.mark.slow
-def test_spectral_normalisation_is_that_of_one_device() -> None:
+def _assert_like_one_device(make: Callable[[], Any]) -> None:
     def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression()
-        model, _ = _trained(scope, lambda: keras.layers.SpectralNormalization(_square()))
-        return fitted_of_layers(model, x, y, batch_size=4)
-
-    def _square() -> Any:
-        return keras.layers.Dense(3, kernel_initializer=keras.initializers.Orthogonal(2.0, seed=3))
+        model, _ = _trained(scope, make)
+        return fitted_of_layers(model, *regression(), batch_size=4)
 
     assert_like_plain_keras(job, replicas=(2,))
+
+
+@pytest.mark.slow
+def test_spectral_normalisation_is_that_of_one_device() -> None:
+    initializer = keras.initializers.Orthogonal(2.0, seed=3)
+    layers = keras.layers
+    _assert_like_one_device(
+        lambda: layers.SpectralNormalization(layers.Dense(3, kernel_initializer=initializer))
+    )
 
 
 @pytest.mark.slow
 def test_adapted_normalisation_is_that_of_one_device() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression()
-        with scope():
-            layer = keras.layers.Normalization()
-            layer.adapt(x)
-        model, _ = _trained(scope, lambda: layer)
-        return fitted_of_layers(model, x, y, batch_size=4)
+    def adapted() -> Any:
+        layer = keras.layers.Normalization()
+        layer.adapt(regression()[0])
+        return layer
 
-    assert_like_plain_keras(job, replicas=(2,))
+    _assert_like_one_device(adapted)

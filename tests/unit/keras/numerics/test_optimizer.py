@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from tests.contract.parts import seldom_eager
 from tests.parity.comparison import mirrored
 from tests.unit.keras.replicas import copies_of, per_replica, values_of
 
@@ -50,38 +51,20 @@ def _on_one_device(optimizer: Any, num_steps: int, gradients: Any = _GRADIENTS) 
     return values_of([*variables, *optimizer.variables])
 
 
-_OPTIMIZERS: dict[str, Any] = {
-    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=2.5),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.5),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "execution"),
-    [
-        ("clipvalue", "compiled"),
-        pytest.param("momentum", "eager", marks=pytest.mark.slow),
-    ],
-    indirect=["execution"],
-)
-def test_steps_are_those_of_one_device_with_the_summed_gradients(name: str, execution: str) -> None:
+@seldom_eager
+def test_steps_are_those_of_one_device_with_the_summed_gradients(execution: str) -> None:
     """All copies take the same update, which counts once."""
-    make_optimizer = _OPTIMIZERS[name]
-    strategy, variables, optimizer = _made(make_optimizer)
-    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
-
-    def step(*grads: Any) -> None:
-        optimizer.apply_gradients(zip(grads, variables, strict=True))
-
-    for num_steps in (1, 2, 3):
-        strategy.run(step, args=columns)
-        expected = _on_one_device(make_optimizer(), num_steps)
-        measured = values_of([*variables, *optimizer.variables])
-        for value, wanted in zip(measured, expected, strict=True):
+    options: Any = {"learning_rate": 0.1, "momentum": 0.9, "global_clipnorm": 1.5}
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(**options))
+    for num_steps in (1, 2):
+        _apply(strategy, optimizer, variables)
+        expected = _on_one_device(keras.optimizers.SGD(**options), num_steps)
+        everything = [*variables, *optimizer.variables]
+        for variable, value, wanted in zip(
+            everything, values_of(everything), expected, strict=True
+        ):
             np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
-        for variable in [*variables, *optimizer.variables]:
-            first, second = copies_of(variable)
-            np.testing.assert_array_equal(first, second)
+            np.testing.assert_array_equal(*copies_of(variable))
 
 
 def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
@@ -90,36 +73,6 @@ def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
     # The sums are [2, 4.5] and 3; the parts, clipped before, would give [1.5, 3] and 3.
     np.testing.assert_allclose(np.asarray(variables[0]), [1.0 - 2.0, -2.0 - 2.5])
     np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 2.5)
-
-
-def test_training_step_of_ones_own_is_traced_once() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variable = keras.Variable([1.0, 1.0])
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    traces = []
-
-    def step(rows: Any) -> Any:
-        traces.append(rows.shape)
-
-        loss, grads = sg.value_and_grad(
-            lambda: sg.compute_average_loss(keras.ops.square(rows @ variable.value)), [variable]
-        )
-        optimizer.apply_gradients(zip(grads, [variable], strict=True))
-        return loss
-
-    rows = np.arange(8, dtype="float32").reshape(4, 2) / 8
-    parts = per_replica(strategy, [rows[:2], rows[2:]])
-    alone, momentum = np.ones(2), np.zeros(2)
-    for _ in range(2):
-        losses = strategy.run(step, args=(parts,))
-        loss = strategy.reduce("sum", losses, axis=None)
-        np.testing.assert_allclose(float(loss), np.mean((rows @ alone) ** 2), rtol=1e-5)
-        momentum = 0.9 * momentum - 0.1 * 2 * rows.T @ (rows @ alone) / 4
-        alone = alone + momentum
-    np.testing.assert_allclose(np.asarray(variable), alone, rtol=1e-5)
-    # Optimizer variables are made in the first call, for which the function is traced once more.
-    assert len(traces) == 2
 
 
 def test_variable_without_a_gradient_is_left_alone() -> None:
@@ -233,9 +186,7 @@ def test_scaled_loss_in_a_step_of_ones_own_trains_as_one_device_does() -> None:
         "experimental_aggregate_gradients",
     ],
 )
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
+@seldom_eager
 def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, execution: str) -> None:
     strategy, variables, optimizer = _made(lambda: keras.optimizers.Adam(0.1))
     columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]

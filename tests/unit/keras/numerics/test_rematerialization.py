@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,21 +35,33 @@ _MODES: dict[str, dict[str, Any]] = {
 _POLICIES = ["full", "dots", "offload", "offload_dots", jax.checkpoint_policies.everything_saveable]
 
 
-@pytest.mark.slow
+def _recomputed_scan(model: Any) -> None:
+    sg.scan_layers(model)
+    sg.remat(model)
+
+
 @pytest.mark.parametrize(
-    ("scope", "mode", "policy"),
+    ("scope", "mode", "prepare"),
     [
-        ("plain", "list_of_layers", None),
-        ("one", "larger_than", None),
-        ("two", "activations", None),
-        ("sharded", "full", None),
-        *(("sharded", None, policy) for policy in _POLICIES),
+        ("sharded", None, _recomputed_scan),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("plain", "list_of_layers", lambda model: None),
+                ("one", "larger_than", lambda model: None),
+                ("two", "activations", lambda model: None),
+                ("sharded", "full", lambda model: None),
+                ("plain", None, sg.scan_layers),
+                *(("sharded", None, functools.partial(sg.remat, policy=one)) for one in _POLICIES),
+            )
+        ),
     ],
 )
-def test_fit_equals_fit_without(scope: str, mode: str | None, policy: Any) -> None:
+def test_fit_equals_fit_without(scope, mode, prepare) -> None:
+    """With dropout, statistics, losses that layers add, and counters."""
     recomputing = contextlib.nullcontext() if mode is None else keras.RematScope(**_MODES[mode])
     with recomputing:
-        losses, weights = fitted(_SCOPES[scope](), lambda model: policy and sg.remat(model, policy))
+        losses, weights = fitted(_SCOPES[scope](), prepare)
     expected_losses, expected = fitted(_SCOPES[scope]())
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for own, other in zip(weights, expected, strict=True):
@@ -268,9 +281,7 @@ def _fitted(scope: Any, *, is_tied: bool, whole: bool, ignore_class: int | None)
     ("name", "is_tied", "ignore_class"),
     [("plain", True, None), ("one", False, 3), ("two", True, 3), ("sharded", False, None)],
 )
-def test_fit_equals_that_of_whole_logits(
-    name: str, is_tied: bool, ignore_class: int | None
-) -> None:
+def test_fit_equals_that_of_whole_logits(name, is_tied, ignore_class) -> None:
     if not hasattr(keras.layers, "ReversibleEmbedding"):
         pytest.skip("this Keras has no ReversibleEmbedding")
     arguments: dict[str, Any] = {"is_tied": is_tied, "ignore_class": ignore_class}
@@ -347,9 +358,7 @@ def _reference_of_chunked_loss(
         pytest.param(11, False, 2.0, marks=pytest.mark.slow),
     ],
 )
-def test_losses_and_gradients_equal_those_of_whole_logits(
-    chunk_size: int, has_rows: bool, soft_cap: float | None
-) -> None:
+def test_losses_and_gradients_equal_those_of_whole_logits(chunk_size, has_rows, soft_cap) -> None:
     labels, *arrays = _problem()
     weights = jnp.arange(15.0).reshape(3, 5)
 
@@ -425,9 +434,7 @@ def test_no_array_has_the_size_of_the_vocabulary() -> None:
         ({"soft_cap": 0.0}, ValueError, "soft_cap=0.0"),
     ],
 )
-def test_wrong_arguments_are_refused(
-    change: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_wrong_arguments_are_refused(change, error, message) -> None:
     names = ("labels", "hidden", "kernel", "bias")
     arguments: dict[str, Any] = {**dict(zip(names, _problem(), strict=True)), **change}
     with pytest.raises(error, match=message):

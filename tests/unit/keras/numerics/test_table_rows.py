@@ -17,14 +17,12 @@ import pytest
 import stratagem as sg
 from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.programs.offloaded_step import OffloadedStep
-from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.numerics import optimizer as table_rows
 from stratagem.keras.numerics.layers import (
     check_batch_size,
-    gathered_rows,
     max_of_windows,
-    true_rows,
 )
+from tests.contract.parts import seldom_eager
 from tests.parity.comparison import (
     fitted,
     mirrored,
@@ -181,9 +179,7 @@ def _dropout(strategy: Any) -> Any:
     return layer
 
 
-@pytest.mark.parametrize(
-    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
-)
+@seldom_eager
 def test_first_replica_drops_what_one_device_drops(execution: str) -> None:
     """Other replicas and steps drop others; the state of the seed is the same on all."""
     strategy = mirrored(3)
@@ -274,9 +270,7 @@ def _with_ties(shape: tuple[int, ...]) -> Any:
     ("shape", "window"),
     _SHAPES_AND_WINDOWS,
 )
-def test_values_and_gradients_are_those_of_xla(
-    shape: tuple[int, ...], window: tuple[int, ...]
-) -> None:
+def test_values_and_gradients_are_those_of_xla(shape, window) -> None:
     inputs = _with_ties(shape)
     expected, expected_gradient = jax.vjp(lambda x: _reference(x, window), inputs)
     values, gradient = jax.vjp(lambda x: max_of_windows(x, window), inputs)
@@ -325,39 +319,11 @@ def _primitives(layer: Any, shape: tuple[int, ...]) -> str:
         (keras.layers.AveragePooling2D(2), (1, 4, 4, 1), None),
     ],
 )
-def test_layers_whose_windows_lie_side_by_side_are_fast(
-    layer: Any, shape: tuple[int, ...], is_fast: bool | None
-) -> None:
+def test_layers_whose_windows_lie_side_by_side_are_fast(layer, shape, is_fast) -> None:
     program = _primitives(layer, shape)
     assert ("select_and_scatter" in program) is (is_fast is False)
     plain = jax.make_jaxpr(jax.grad(lambda x: jnp.sum(layer(x))))(jnp.ones(shape))
     assert ("select_and_scatter" in str(plain)) is (is_fast is not None)  # Keras's own
-
-
-# Rows of a step's batch: true rows, masks, the first examples, and the rows of all replicas.
-
-
-def test_rows_of_all_replicas_come_without_padding() -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    parts = [np.array([1.0, 2.0], np.float32), np.array([3.0], np.float32)]
-    own = strategy.distribute_values_from_function(
-        lambda context: jnp.asarray(parts[context.replica_id_in_sync_group])
-    )
-
-    def step(rows: Any) -> Any:
-        context = get_replica_context()
-        assert context is not None
-        mean = jnp.sum(true_rows(rows, context)) / jnp.asarray(context.num_examples, rows.dtype)
-        size = context.batch.size
-        found = gathered_rows({"x": rows, "mean": mean, "size": size, "flag": True}, context, size)
-        assert (found["size"], found["flag"]) == (3, True)
-        return context.all_reduce("mean", jnp.sum(found["x"])), found["mean"], found["x"].shape[0]
-
-    total, mean, rows = strategy.run(step, args=(own,))
-    for value, expected in ((total, 6.0), (mean, 2.0)):
-        for part in strategy.local_results(value):
-            assert float(part) == pytest.approx(expected)
-    assert set(map(int, strategy.local_results(rows))) == {3}
 
 
 # Stateful RNNs under a strategy keep the state of the global batch from one batch to the next.

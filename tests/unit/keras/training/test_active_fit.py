@@ -19,7 +19,6 @@ from stratagem.keras.training.active_fit import (
     call_after_fit,
     epoch_iterator,
 )
-from stratagem.keras.training.planned_models import computing_as, is_float32, repeated_blocks
 from stratagem.observe import process_writer
 from stratagem.observe.events import ProgressEvent, read_run
 from stratagem.observe.writer import EventWriter
@@ -263,24 +262,3 @@ def test_a_model_whose_outputs_are_not_known_is_traced_by_keras(kind) -> None:
         _compile(model, kind)
     x, y = (_X, _Y) if kind != "open_shape" else (_X[:, None], _Y[:, None])
     assert {"loss", "accuracy"} <= model.fit(x, y, verbose=0).history.keys()
-
-
-# Models that compute in another form inside a block; searches test the rest.
-
-
-def test_forms_end_with_their_block() -> None:
-    x = inputs = keras.Input((8,))
-    for _ in range(2):
-        x = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(8)])(x)
-    model = keras.Model(inputs, x)
-    blocks = repeated_blocks(model)
-    assert len(blocks) == 2
-    assert is_float32(model)
-    with computing_as(model, "full", "mixed_bfloat16"):
-        assert not is_float32(model)
-        assert repeated_blocks(model) == []  # it recomputes already
-    assert is_float32(model)
-    assert repeated_blocks(model) == blocks
-    assert repeated_blocks(dense_model()) == []
-    with computing_as(dense_model(), None):
-        pass

@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
-from tests.unit.keras.replicas import values_of
+from tests.parity.comparison import (
+    Scope,
+    differences,
+    evaluated,
+    fitted,
+    mirrored,
+    plain_keras,
+    regression,
+)
 
 _X, _Y = regression(10)
 _LEFT, _RIGHT = _X[:, :2], _X[:, 2:]
@@ -34,18 +41,9 @@ def _two_inputs(scope: Scope) -> Any:
 def _job(model: Any, make: Callable[[], Any]) -> dict[str, Any]:
     """Trains, evaluates and predicts; a new source for each, as generators end."""
     steps = len(_slices())  # a generator that ends before it has to would be warned about
-    history = model.fit(make(), shuffle=False, verbose=0, steps_per_epoch=steps)
-    evaluated = model.evaluate(make(), verbose=0, return_dict=True, steps=steps)
-    return _measured(model, history, evaluated, model.predict(make(), verbose=0, steps=steps))
-
-
-def _measured(model: Any, history: Any, evaluated: Any, predicted: Any) -> dict[str, Any]:
-    return (
-        {f"fit {key}": value for key, value in history.history.items()}
-        | {f"evaluate {key}": value for key, value in evaluated.items()}
-        | {"predict": predicted}
-        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
-    )
+    measured = fitted(model, make(), epochs=1, steps_per_epoch=steps)
+    measured |= evaluated(model, make(), steps=steps)
+    return {**measured, "predict": model.predict(make(), verbose=0, steps=steps)}
 
 
 def _slices() -> list[slice]:
@@ -72,10 +70,9 @@ def expected() -> dict[str, np.ndarray]:
 
 def _array_job(scope: Scope, x: Any, y: Any, **arguments: Any) -> dict[str, Any]:
     model = _two_inputs(scope)
-    whole = {"batch_size": _BATCH_SIZE, "verbose": 0}
-    history = model.fit(x, y, shuffle=False, **whole, **arguments)
-    evaluated = model.evaluate(x, y, return_dict=True, **whole)
-    return _measured(model, history, evaluated, model.predict(x, **whole))
+    measured = fitted(model, x, y, **{"epochs": 1, "batch_size": _BATCH_SIZE, **arguments})
+    measured |= evaluated(model, x, y, batch_size=_BATCH_SIZE)
+    return {**measured, "predict": model.predict(x, batch_size=_BATCH_SIZE, verbose=0)}
 
 
 def _under_two(job: Callable[[Scope], dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -100,23 +97,13 @@ def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
     assert differences(measured, expected) == []
 
 
-def _make_py_dataset() -> Any:
-    return _Batches(
-        [({"left": _LEFT[rows], "right": _RIGHT[rows]}, _Y[rows], None) for rows in _slices()]
-    )
-
-
 def _make_generator() -> Any:
     return (((_LEFT[rows], _RIGHT[rows]), _Y[rows]) for rows in _slices())
 
 
-def _make_generator_of_jax_arrays() -> Any:
+def _as_dicts(convert: Callable[[Any], Any]) -> Any:
     for rows in _slices():
-        yield {"left": jnp.asarray(_LEFT[rows]), "right": jnp.asarray(_RIGHT[rows])}, _Y[rows], None
-
-
-def _make_threads() -> Any:
-    return _Batches(list(_make_generator()), workers=2)
+        yield {"left": convert(_LEFT[rows]), "right": convert(_RIGHT[rows])}, _Y[rows], None
 
 
 def _make_torch_loader() -> Any:
@@ -141,9 +128,9 @@ def _make_tensorflow_dataset() -> Any:
 _SOURCES = {
     "generator": _make_generator,
     "tensorflow": _make_tensorflow_dataset,
-    "py_dataset": _make_py_dataset,
-    "threads": _make_threads,
-    "generator_of_jax_arrays": _make_generator_of_jax_arrays,
+    "py_dataset": lambda: _Batches(list(_as_dicts(np.asarray))),
+    "threads": lambda: _Batches(list(_make_generator()), workers=2),
+    "generator_of_jax_arrays": lambda: _as_dicts(jnp.asarray),
 }
 _QUICK = ("generator", "tensorflow")
 
@@ -189,20 +176,15 @@ def test_optional_input_that_is_none(is_first: bool, is_generator: bool) -> None
         model = _optional_input(scope, is_first=is_first)
         if is_generator:
             batches = ((tuple(of(_LEFT[rows])), _Y[rows]) for rows in _slices())
-            history = model.fit(batches, verbose=0, shuffle=False, steps_per_epoch=len(_slices()))
-        else:
-            arguments = {"batch_size": _BATCH_SIZE, "verbose": 0}
-            history = model.fit(of(_LEFT), _Y, shuffle=False, **arguments)
-        return {f"fit {key}": value for key, value in history.history.items()} | {
-            f"weight {index}": value for index, value in enumerate(values_of(model.weights))
-        }
+            return fitted(model, batches, epochs=1, steps_per_epoch=len(_slices()))
+        return fitted(model, of(_LEFT), _Y, epochs=1, batch_size=_BATCH_SIZE)
 
     assert differences(_under_two(job), plain_keras(job)) == []
 
 
 def test_predict_takes_inputs_alone_in_every_form(expected: dict[str, np.ndarray]) -> None:
     model = _two_inputs(mirrored(3).scope)
-    for value, name in zip(model.weights, ("weight 0", "weight 1"), strict=True):
+    for value, name in zip(model.weights, ("variable 0 kernel", "variable 1 bias"), strict=True):
         value.assign(expected[name])
     forms = [
         [_LEFT, _RIGHT],
@@ -237,18 +219,8 @@ def _fit_on_dataset(scope: Scope, wrap: Callable[[Any, Any], Any]) -> Any:
     """Two epochs on the batches of `wrap(model, dataset)`, validated on them; a model's numbers."""
     model = _two_inputs(scope)
     data = wrap(model, sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE))
-    history = model.fit(data, epochs=2, verbose=0, validation_data=data)
-    evaluated = model.evaluate(data, verbose=0, return_dict=True)
-    return _measured(model, history, evaluated, model.predict(data, verbose=0))
-
-
-def _distributed(model: Any, dataset: Any) -> Any:
-    return model.distribute_strategy.distribute_dataset(dataset)
-
-
-def _of_replicas(model: Any, dataset: Any) -> Any:
-    """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
-    return model.distribute_strategy.distribute_datasets_from_function(lambda _: dataset)
+    measured = fitted(model, data, validation_data=data) | evaluated(model, data)
+    return {**measured, "predict": model.predict(data, verbose=0)}
 
 
 @pytest.mark.slow
@@ -264,7 +236,18 @@ def test_datasets_of_ours_need_no_number_of_steps() -> None:
         lambda scope: _array_job(scope, x, _Y, epochs=2, validation_data=(x, _Y))
     )
     wider = _under_two(lambda scope: _fit_on_dataset(scope, of_steps))
-    for wrap, wanted in ((same, expected), (_distributed, expected), (_of_replicas, wider)):
+    # Of replicas, two batches of 4 a step: the last one has 2, and a replica without any.
+    ways: list[Any] = [
+        (same, expected),
+        (lambda model, data: model.distribute_strategy.distribute_dataset(data), expected),
+        (
+            lambda model, data: model.distribute_strategy.distribute_datasets_from_function(
+                lambda _: data
+            ),
+            wider,
+        ),
+    ]
+    for wrap, wanted in ways:
         measured = _under_two(lambda scope, wrap=wrap: _fit_on_dataset(scope, wrap))
         assert differences(measured, wanted) == []
     measured = plain_keras(lambda scope: _fit_on_dataset(scope, same))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +15,14 @@ import pytest
 import stratagem as sg
 from stratagem.variables.registry import VariableKind
 from tests.parity.comparison import (
-    Scope,
     differences,
-    evaluated,
-    fitted,
     mirrored,
     plain_keras,
     regression,
 )
-from tests.unit.keras.replicas import dense_model, kind_of, two, values_of
+from tests.unit.keras.replicas import dense_model, kind_of, two
 from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES, Decoder, made
+from tests.unit.keras.training.test_own_steps import every_method
 
 _COMPILE = {"optimizer": "sgd", "loss": "mse"}
 
@@ -116,25 +113,12 @@ def test_error_in_fit_leaves_no_scope_open() -> None:
     assert len(model.fit(*regression(), verbose=0).history["loss"]) == 1
 
 
-def _every_method(scope: Scope) -> dict[str, Any]:
-    x, y = regression()
-    model = dense_model(scope, optimizer=keras.optimizers.SGD(0.05), metrics=["mae"])
-    measured = fitted(model, x, y, batch_size=6, epochs=1, validation_data=(x[:3], y[:3]))
-    measured |= evaluated(model, x, y, batch_size=6)
-    return measured | {
-        "predict": model.predict(x, batch_size=6, verbose=0),
-        "train_on_batch": model.train_on_batch(x[:5], y[:5]),
-        "test_on_batch": model.test_on_batch(x[:5], y[:5]),
-        "predict_on_batch": model.predict_on_batch(x[:5]),
-        "kernel": values_of(model.trainable_variables)[0],
-    }
-
-
 @pytest.mark.compatibility
 def test_every_method_gives_the_numbers_of_one_device() -> None:
+    job = every_method(keras.Model)
     with mirrored(3).scope():
-        measured = plain_keras(lambda _: _every_method(contextlib.nullcontext))
-    assert differences(measured, plain_keras(_every_method)) == []
+        measured = plain_keras(lambda _: job(contextlib.nullcontext))
+    assert differences(measured, plain_keras(job)) == []
 
 
 @pytest.mark.parametrize("way", ["compile", "config"])
@@ -156,23 +140,6 @@ def test_layers_of_an_eager_model_see_values(way: str) -> None:
     finally:
         sg.config.run_eagerly(False)
     np.testing.assert_allclose(seen, [x[0, 0], x[2, 0]])
-
-
-def test_variables_are_checked_once_a_fit_and_not_in_each_epoch(monkeypatch) -> None:
-    module = importlib.import_module("stratagem.keras.training.model")
-    checked: list[Any] = []
-    original = module.home_of
-    monkeypatch.setattr(module, "home_of", lambda one: checked.append(one) or original(one))
-    x, y = regression()
-    with mirrored(2).scope():
-        model = _model()
-        model.compile(**_COMPILE)
-    counts = []
-    for num_epochs in (1, 1, 4):  # the first builds the model and the optimizer
-        checked.clear()
-        model.fit(x, y, batch_size=4, epochs=num_epochs, verbose=0)
-        counts.append(len(checked))
-    assert counts[1] == counts[2] > 0
 
 
 # Generation with weights that stay on the devices that store them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import stratagem as sg
 from tests.parity.comparison import (
     Scope,
-    assert_like_plain_keras,
     differences,
     evaluated,
     fitted,
@@ -27,12 +25,14 @@ from tests.parity.comparison import (
 _METRICS = ("mean_absolute_error", "RootMeanSquaredError")
 
 
-def _job(
+def every_method(
     model_class: Callable[..., Any],
-    num_examples: int = 12,
+    num_examples: int = 10,
     metrics: tuple[str, ...] = ("mae",),
-    **compile_arguments: Any,
+    steps_per_execution: int = 1,
 ) -> Callable[[Scope], dict[str, Any]]:
+    """Ten rows in batches of 4, 4 and 2; seven to validate; single batches of five."""
+
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression(num_examples)
         with scope():
@@ -43,15 +43,21 @@ def _job(
                 optimizer=keras.optimizers.SGD(0.05, momentum=0.5),
                 loss="mse",
                 metrics=[keras.metrics.get(name) for name in metrics],
-                **compile_arguments,
+                steps_per_execution=steps_per_execution,
             )
-        measured = fitted(model, x, y, batch_size=4) | evaluated(model, x, y, batch_size=4)
-        return {**measured, "predict": model.predict(x, batch_size=4, verbose=0)}
+        held_out: Any = {"validation_data": (x[:7], y[:7]), "validation_batch_size": 4}
+        measured = fitted(model, x, y, batch_size=4, **held_out)
+        measured |= evaluated(model, x[:7], y[:7], batch_size=4)
+        if steps_per_execution == 1:
+            for name in ("train_on_batch", "test_on_batch"):
+                logs = getattr(model, name)(x[:5], y[:5], return_dict=True)
+                measured |= {f"{name} {key}": value for key, value in logs.items()}
+        measured["predict"] = model.predict(x, batch_size=4, verbose=0)
+        # Keras 3.12 has the results of compiled metrics in a dict within.
+        leaves = jax.tree_util.tree_leaves_with_path(measured)
+        return {jax.tree_util.keystr(path, simple=True): value for path, value in leaves}
 
     return job
-
-
-_assert_like_one_device = functools.partial(assert_like_plain_keras, replicas=(2,))
 
 
 class _AddsToLogs(keras.Model):
@@ -73,24 +79,18 @@ class _AddsToLogs(keras.Model):
 
 @pytest.mark.slow
 def test_steps_that_add_to_those_of_keras() -> None:
-    measured = _assert_like_one_device(
-        lambda scope: _flat(_job(_AddsToLogs, metrics=_METRICS)(scope))
-    )
-    x, _ = regression(12)
-    np.testing.assert_allclose(measured["fit mean_input"], [x[8:].mean()] * 2, rtol=1e-5)
-    assert measured["fit version"].tolist() == [3, 3]
-    np.testing.assert_allclose(measured["predict input"], x)
     # The short batch has three rows: a mean of inputs is the user's own and counts padding.
-    job = _job(_AddsToLogs, num_examples=11, metrics=_METRICS)
+    job = every_method(_AddsToLogs, num_examples=11, metrics=_METRICS)
+    expected = plain_keras(job)
     with pytest.warns(UserWarning, match=r"combines the rows .* at test_own_steps.py:\d+, and a"):
-        _assert_like_one_device(
-            lambda scope: {k: v for k, v in _flat(job(scope)).items() if "mean_input" not in k}
-        )
-
-
-def _flat(measured: dict[str, Any]) -> dict[str, Any]:
-    predicted = measured.pop("predict")
-    return measured | {f"predict {key}": value for key, value in predicted.items()}
+        measured = plain_keras(lambda _: job(mirrored(2).scope))
+    both = ({k: v for k, v in one.items() if "mean_input" not in k} for one in (measured, expected))
+    assert differences(*both) == []
+    x, _ = regression(11)
+    inputs = [one for key, one in measured.items() if "predict" in key and "input" in key]
+    np.testing.assert_allclose(inputs, [x])
+    (version,) = (one for key, one in measured.items() if "fit" in key and "version" in key)
+    assert np.ravel(version).tolist() == [3, 3]
 
 
 class _OwnMetrics(keras.Model):
@@ -114,22 +114,6 @@ class _DerivedMetrics(keras.Model):
         return {**results, "twice": 2.0 * results["mean_absolute_error"], "squared": squared}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model_class", "metrics", "options"),
-    [
-        (_OwnMetrics, ("mae",), {}),
-        (_DerivedMetrics, _METRICS, {"steps_per_execution": 3}),
-    ],
-)
-def test_metrics_of_ones_own(model_class, metrics, options) -> None:
-    job = _job(model_class, num_examples=11, metrics=metrics)
-    expected = plain_keras(job)
-    assert ("fit largest" if model_class is _OwnMetrics else "fit twice") in expected
-    distributed = _job(model_class, num_examples=11, metrics=metrics, **options)
-    assert differences(plain_keras(lambda _: distributed(mirrored(2).scope)), expected) == []
-
-
 @pytest.mark.compatibility
 def test_step_of_ones_own_runs_in_replica_context() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
@@ -140,9 +124,9 @@ def test_step_of_ones_own_runs_in_replica_context() -> None:
             seen.append((context.num_replicas_in_sync, data[0].shape))
             return super().train_step(state, data)
 
-    _job(Looks)(mirrored(2).scope)
+    every_method(Looks)(mirrored(2).scope)
     # Traced twice to see what grows with the rows, and once to run.
-    assert seen == [(2, (2, 3)), (2, (4, 3)), (2, (2, 3))]
+    assert seen[:3] == [(2, (2, 3)), (2, (4, 3)), (2, (2, 3))]
 
 
 class _GuideStep(keras.Model):
@@ -181,13 +165,6 @@ class _GuideStep(keras.Model):
         return logs, (trainable, non_trainable, metrics)
 
 
-class _PlainLogs(_GuideStep):
-    """Returns the loss of the batch as it is, by the name of a metric that it never updates."""
-
-    def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:
-        return {"loss": loss}, metrics_variables
-
-
 class _Squares(_GuideStep):
     """Returns a number made of results, which are of all replicas."""
 
@@ -196,83 +173,44 @@ class _Squares(_GuideStep):
         return logs | {"squared": logs["compile_metrics"]["mae"] ** 2}, new
 
 
-class _StepWithVariables(keras.Model):
-    """The same with the variables themselves, as on Keras's other backends."""
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data[:2]
-
-        def loss_of() -> Any:
-            return self.compute_loss(x, y, self(x, training=True))
-
-        loss, grads = sg.value_and_grad(loss_of, self.trainable_variables)
-        self.optimizer.apply(grads, self.trainable_variables)
-        return {"loss": loss}
-
-    def test_step(self, data: Any) -> Any:
-        x, y = data[:2]
-        return {"loss": self.compute_loss(x, y, self(x, training=False))}
+class _PredictsWithVariables(keras.Model):
+    """The form of a step on Keras's other backends; other steps are in the parity suite."""
 
     def predict_step(self, data: Any) -> Any:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        return self(x, training=False)
+        return 2 * self(x, training=False)
 
 
-def _logs_job(model_class: Any, steps_per_execution: int = 1) -> Callable[[Scope], dict[str, Any]]:
-    """Ten rows in batches of 4, 4 and 2; seven to validate; single batches of five."""
-
-    def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression(10)
-        with scope():
+@pytest.mark.compatibility
+def test_predict_step_with_variables() -> None:
+    x, y = regression(10)
+    outputs = []
+    for kind in (_PredictsWithVariables, keras.Model):
+        with mirrored(2).scope():
             inputs = keras.Input((3,))
-            outputs = keras.layers.Dense(1, kernel_initializer="ones")(inputs)
-            model = model_class(inputs, outputs)
-            model.compile(
-                keras.optimizers.SGD(0.05),
-                "mse",
-                metrics=["mae"],
-                steps_per_execution=steps_per_execution,
-            )
-        measured = fitted(
-            model, x, y, batch_size=4, validation_data=(x[:7], y[:7]), validation_batch_size=4
-        )
-        measured |= evaluated(model, x[:7], y[:7], batch_size=4)
-        if steps_per_execution == 1:
-            for name in ("train_on_batch", "test_on_batch"):
-                logs = getattr(model, name)(x[:5], y[:5], return_dict=True)
-                measured |= {f"{name} {key}": value for key, value in logs.items()}
-        measured["predict"] = model.predict(x, batch_size=4, verbose=0)
-        # Keras 3.12 has the results of compiled metrics in a dict within.
-        leaves = jax.tree_util.tree_leaves_with_path(measured)
-        return {jax.tree_util.keystr(path, simple=True): value for path, value in leaves}
-
-    return job
+            model = kind(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+            model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+        outputs.append(model.predict(x, batch_size=4, verbose=0))
+    np.testing.assert_allclose(outputs[0], 2 * outputs[1], rtol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model_class", "num_replicas", "steps_per_execution"),
+    ("model_class", "metrics", "log", "num_replicas", "steps_per_execution"),
     [
-        (_Squares, 2, 1),
-        (_PlainLogs, 1, 1),
-        (_GuideStep, 2, 2),
-        (_PlainLogs, 3, 1),
+        (_OwnMetrics, ("mae",), "largest", 2, 1),
+        (_DerivedMetrics, _METRICS, "twice", 2, 3),
+        (_Squares, ("mae",), "squared", 2, 1),
+        (_GuideStep, ("mae",), "mae", 3, 2),
     ],
 )
 def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
-    model_class: Any, num_replicas: int, steps_per_execution: int
+    model_class, metrics, log, num_replicas, steps_per_execution
 ) -> None:
-    job = _logs_job(model_class, steps_per_execution)
+    job = every_method(model_class, metrics=metrics, steps_per_execution=steps_per_execution)
     expected = plain_keras(job)
-    assert min(expected[key] for key in expected if key.startswith("fit loss")) > 0.0
-    assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
-
-
-@pytest.mark.compatibility
-@pytest.mark.parametrize("num_replicas", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_step_with_variables_is_that_with_the_state(num_replicas: int) -> None:
-    expected = plain_keras(_logs_job(_PlainLogs))
-    job = _logs_job(_StepWithVariables)
+    assert any(log in name for name in expected)
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
 
 

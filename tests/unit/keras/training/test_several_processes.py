@@ -31,9 +31,9 @@ from stratagem.keras.training.several_processes import (
 )
 from stratagem.keras.variables.variable import announce_gather
 from stratagem.variables.registry import VariableKind
-from tests.parity.comparison import differences, mirrored, regression
+from tests.parity.comparison import differences, evaluated, fitted, mirrored, regression
 from tests.row_selections import count_selections
-from tests.unit.keras.replicas import dense_model, two, values_of
+from tests.unit.keras.replicas import dense_model, two
 
 
 class Member:
@@ -175,9 +175,7 @@ def test_process_0_writes_the_file_of_a_function(
         save(_preset(group, monkeypatch), tmp_path / name)
 
 
-def test_errors_of_process_0_are_raised_on_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_process_0_are_raised_on_all(tmp_path, monkeypatch) -> None:
     group = Scripted(0, [])
     with pytest.raises(FileNotFoundError):
         _preset(group, monkeypatch).save_to_preset(tmp_path / "missing" / "preset")
@@ -326,14 +324,8 @@ def _job(model: Any, as_data: Callable[[Any], Any], **arguments: Any) -> dict[st
     if "sample_weight" in arguments:
         arguments["sample_weight"] = as_data(arguments["sample_weight"])
     x, y = as_data(_X), as_data(_CLASSES)
-    history = model.fit(x, y, batch_size=5, epochs=2, verbose=0, **arguments)
-    evaluated = model.evaluate(x, y, batch_size=5, verbose=0, return_dict=True)
-    results = (
-        {f"fit {key}": value for key, value in history.history.items()}
-        | {f"evaluate {key}": value for key, value in evaluated.items()}
-        | {"predict": model.predict(x, batch_size=5, verbose=0)}
-        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
-    )
+    results = fitted(model, x, y, batch_size=5, **arguments) | evaluated(model, x, y, batch_size=5)
+    results["predict"] = model.predict(x, batch_size=5, verbose=0)
     return {key: np.asarray(value) for key, value in results.items()}
 
 

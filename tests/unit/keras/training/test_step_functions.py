@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,10 +18,12 @@ from tests.parity.comparison import (
     Scope,
     assert_like_plain_keras,
     differences,
+    evaluated,
+    fitted,
     plain_keras,
     regression,
 )
-from tests.unit.keras.replicas import two, values_of
+from tests.unit.keras.replicas import dense_model, two, values_of
 
 _X, _Y = regression(23)
 
@@ -29,15 +32,8 @@ def _one() -> Any:
     return sg.OneDeviceStrategy("cpu:1").scope()
 
 
-class _Custom(keras.Model):
+class _Custom(keras.Sequential):
     """A model whose step returns logs of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
-
-    def call(self, inputs: Any) -> Any:
-        return self.dense(inputs)
 
     def train_step(self, *args: Any) -> Any:
         logs, state = super().train_step(*args)
@@ -52,12 +48,8 @@ class _Nested(keras.Sequential):
 
 
 def _model(scope: Scope, kind: Any = keras.Sequential, steps: int = 1) -> Any:
-    with scope():
-        dense = keras.layers.Dense(1, kernel_initializer="ones")
-        model = kind() if kind is _Custom else kind([keras.Input((3,)), dense])
-        optimizer = keras.optimizers.SGD(0.05)
-        model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=steps)
-    return model
+    options: Any = {"metrics": ["mae"], "steps_per_execution": steps}
+    return dense_model(scope, kind=kind, optimizer=keras.optimizers.SGD(0.05), **options)
 
 
 def _fit(model: Any, *callbacks: Any, **arguments: Any) -> None:
@@ -132,9 +124,7 @@ class _Disturbs(keras.callbacks.Callback):
     ],
     ids=["reset", "evaluate", "train_on_batch", "step"],
 )
-def test_callback_before_changes_nothing_in_the_logs_of_the_step(
-    disturb: Callable[[Any], object],
-) -> None:
+def test_callback_before_changes_nothing_in_the_logs_of_the_step(disturb) -> None:
     def logs_of_third(disturb: Callable[[Any], object]) -> Any:
         model, reads = _model(two), _Reads()
         adds = keras.callbacks.LambdaCallback(
@@ -208,12 +198,7 @@ def _batches(sizes: Sequence[int]) -> Iterator[Batch]:
         yield x[start:stop], y[start:stop]
 
 
-def _fitted(model: Any, data: Any, **arguments: Any) -> dict[str, Any]:
-    history = model.fit(data, shuffle=False, verbose=0, **arguments)
-    weights = dict(enumerate(values_of(model.weights)))
-    return {f"fit {key}": value for key, value in history.history.items()} | {
-        f"weight {key}": value for key, value in weights.items()
-    }
+_fitted = functools.partial(fitted, epochs=1)
 
 
 class _Sizes(keras.utils.PyDataset):
@@ -231,8 +216,7 @@ class _Sizes(keras.utils.PyDataset):
 def _whole_job(scope: Scope, *, steps_per_execution: int) -> dict[str, Any]:
     model = _model(scope, steps=steps_per_execution)
     measured = _fitted(model, _Sizes(), epochs=2)
-    logs = model.evaluate(_Sizes(), verbose=0, return_dict=True)
-    measured |= {f"evaluate {key}": value for key, value in logs.items()}
+    measured |= evaluated(model, _Sizes())
     return {**measured, "predict": model.predict(_Sizes(), verbose=0)}
 
 
@@ -264,38 +248,8 @@ def test_groups_of_steps_read_through_our_adapters(
         data, callbacks = _OUR_DATA[kind](tmp_path)
         return _fitted(_model(scope, steps=2), data, epochs=2, callbacks=callbacks)
 
-    fitted = plain_keras(job)
-    assert differences(fitted, {name: one_step_at_a_time[name] for name in fitted}) == []
-
-
-class _Recorder(keras.callbacks.Callback):
-    """Notes what callbacks are told, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, int, dict[str, float]]] = []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.seen.append(("begin", batch, dict(logs or {})))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen.append(("end", batch, {key: float(value) for key, value in logs.items()}))
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_callbacks_see_the_last_step_of_each_group_with_the_logs_of_one_device(steps: int) -> None:
-    def seen(scope: Scope) -> list[Any]:
-        recorder = _Recorder()
-        x, y = regression(29)
-        model = _model(scope, steps=steps)
-        model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
-        return recorder.seen
-
-    measured, expected = seen(two), seen(contextlib.nullcontext)
-    assert [entry[:2] for entry in measured] == [entry[:2] for entry in expected]
-    assert len(measured) == (16 if steps == 1 else 6)
-    for one, other in zip(measured, expected, strict=True):
-        assert one[2] == pytest.approx(other[2], rel=1e-5)
+    found = plain_keras(job)
+    assert differences(found, {name: one_step_at_a_time[name] for name in found}) == []
 
 
 def _endless(read: list[int]) -> Iterator[Batch]:
@@ -320,13 +274,10 @@ def test_no_batch_is_lost_between_calls_that_share_a_source() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, source = _model(scope), _endless([])
         first = _fitted(model, source, steps_per_epoch=2)
-        logs = model.evaluate(source, steps=2, verbose=0, return_dict=True)
+        evaluation = evaluated(model, source, steps=2)
         second = _fitted(model, source, steps_per_epoch=2)
-        return (
-            {f"first {key}": value for key, value in first.items()}
-            | {f"evaluate {key}": value for key, value in logs.items()}
-            | {f"second {key}": value for key, value in second.items()}
-        )
+        first = {f"first {key}": value for key, value in first.items()}
+        return first | evaluation | {f"second {key}": value for key, value in second.items()}
 
     assert_like_plain_keras(job, replicas=(2,))
 
@@ -366,27 +317,25 @@ def _failing(num_batches: int) -> Iterator[Batch]:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_error_of_the_source_comes_out_after_the_batches_before_it(
-    steps_per_execution: int,
-) -> None:
-    recorder = _Recorder()
-    model = _model(two, steps=steps_per_execution)
-    with pytest.raises(_SourceError, match="the disk is gone"):
-        model.fit(_failing(3), shuffle=False, verbose=0, callbacks=[recorder])
-    plain = _model(contextlib.nullcontext)
-    plain_recorder = _Recorder()
-    with pytest.raises(_SourceError, match="the disk is gone"):
-        plain.fit(_failing(3), shuffle=False, verbose=0, callbacks=[plain_recorder])
-    for value, wanted in zip(values_of(model.weights), values_of(plain.weights), strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=1e-5)
-    x, y = regression()
-    for each in (model, plain):  # they train on
-        each.fit(x, y, batch_size=4, shuffle=False, verbose=0)
-    for value, wanted in zip(values_of(model.weights), values_of(plain.weights), strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=1e-5)
-    if steps_per_execution == 1:
-        ends = [[e[1] for e in r.seen if e[0] == "end"] for r in (recorder, plain_recorder)]
-        assert ends == [[0, 1, 2]] * 2
+def test_error_of_the_source_comes_out_after_the_batches_before_it(steps_per_execution) -> None:
+    models, ends = [], []
+    for scope in (two, contextlib.nullcontext):
+        steps: list[int] = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, steps=steps: steps.append(batch)
+        )
+        model = _model(scope, steps=steps_per_execution if scope is two else 1)
+        with pytest.raises(_SourceError, match="the disk is gone"):
+            model.fit(_failing(3), shuffle=False, verbose=0, callbacks=[note])
+        models.append(model)
+        ends.append(steps)
+    assert ends[1] == [0, 1, 2]
+    assert steps_per_execution == 3 or ends[0] == ends[1]
+    for _ in range(2):
+        for value, wanted in zip(*(values_of(one.weights) for one in models), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5)
+        for one in models:  # they train on
+            one.fit(*regression(), batch_size=4, shuffle=False, verbose=0)
 
 
 @pytest.mark.parametrize("puts_first", [False, True])
@@ -419,9 +368,7 @@ def test_groups_that_are_transferred_early_train_as_others(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(monkeypatch) -> None:
     monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
     steps: list[int] = []
 

@@ -192,9 +192,7 @@ print("peak:", status_mib("VmHWM") - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
-def test_reading_weights_takes_the_memory_of_shards_and_one_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_weights_takes_the_memory_of_shards_and_one_array(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (line,) = run_fresh(_LOADING, JAX_PLATFORMS="cpu")
     array_mib = 2048**2 * 4 / 2**20

@@ -119,23 +119,6 @@ _X = np.ones((6, 3), "float32")
 _Y = np.ones((6, 2), "float32")
 
 
-def _layers() -> list[Any]:
-    return [keras.layers.Dense(4), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
-
-
-def _filled_inside(strategy: sg.Strategy) -> Any:
-    with strategy.scope():
-        return keras.Sequential(_layers())
-
-
-def _made_before_filled_inside(strategy: sg.Strategy) -> Any:
-    model = keras.Sequential()
-    with strategy.scope():
-        for layer in _layers():
-            model.add(layer)
-    return model
-
-
 class _Subclassed(keras.Model):
     def __init__(self) -> None:
         super().__init__()
@@ -145,30 +128,21 @@ class _Subclassed(keras.Model):
         return self.dense(x)
 
 
-def _subclassed(strategy: sg.Strategy) -> Any:
-    with strategy.scope():
-        return _Subclassed()
-
-
-_FIRST_USES: dict[str, Callable[[Any], Any]] = {
-    "fit": lambda model: None,
-    "build": lambda model: model.build((None, 3)),
-    "call": lambda model: model(_X),
-}
-
-
-@pytest.mark.parametrize(
-    ("make", "use"),
-    [
-        (_filled_inside, "build"),
-        (_made_before_filled_inside, "fit"),
-        (_subclassed, "call"),
-    ],
-)
-def test_model_belongs_to_the_scope_that_it_was_filled_in(make, use) -> None:
+@pytest.mark.parametrize("kind", ["made inside", "filled inside", "subclassed"])
+def test_model_belongs_to_the_scope_that_it_was_filled_in(kind) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    model = make(strategy)
-    _FIRST_USES[use](model)
+    layers = keras.layers
+    model: Any = keras.Sequential()
+    with strategy.scope():
+        if kind == "made inside":
+            model = keras.Sequential()
+        for layer in (layers.Dense(4), layers.Dropout(0.2), layers.Dense(2)):
+            model.add(layer)
+        model = _Subclassed() if kind == "subclassed" else model
+    if kind == "made inside":
+        model.build((None, 3))
+    if kind == "subclassed":
+        model(_X)
     model.compile("rmsprop", "mse", metrics=["mae"])
     model.fit(_X, _Y, batch_size=4, verbose=0)
     assert model.distribute_strategy is strategy
@@ -176,38 +150,25 @@ def test_model_belongs_to_the_scope_that_it_was_filled_in(make, use) -> None:
         assert strategy.extended.variable_created_in_scope(variable)
 
 
-def _quantized(model: Any) -> None:
-    model.quantize("int8")
-
-
-def _quantized_layer_without_bias(model: Any) -> None:
-    model.layers[0].quantize("int8")
-
-
-def _with_lora(model: Any) -> None:
-    model.layers[0].enable_lora(2, a_initializer="ones", b_initializer="ones")
-
-
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
 @pytest.mark.parametrize(
     "change",
-    [
-        pytest.param(_quantized, marks=pytest.mark.slow),
-        pytest.param(_quantized_layer_without_bias, marks=pytest.mark.slow),
-        _with_lora,
-    ],
+    ["LoRA", *(pytest.param(one, marks=pytest.mark.slow) for one in ("model", "without bias"))],
 )
 def test_weights_that_a_layer_adds_later_belong_to_its_strategy(change) -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()
         with scope():
-            model = small_regressor(use_bias=change is not _quantized_layer_without_bias)
+            model = small_regressor(use_bias=change != "without bias")
             model.compile(optimizer="sgd", loss="mse")
         model.fit(x, y, batch_size=5, shuffle=False, verbose=0)
-        change(model)
+        if change == "LoRA":
+            model.layers[0].enable_lora(2, a_initializer="ones", b_initializer="ones")
+        else:
+            (model if change == "model" else model.layers[0]).quantize("int8")
         predictions = model.predict(x, batch_size=5, verbose=0)
         result = {"predictions": predictions} | state_of(model)
-        if change is not _with_lora:
+        if change != "LoRA":
             return result
         model.compile(optimizer="sgd", loss="mse")
         return result | fitted(model, x, y)

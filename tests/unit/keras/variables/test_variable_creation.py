@@ -24,8 +24,6 @@ from stratagem.keras.variables.requests import (
     Annotations,
     annotated,
     current_annotations,
-    current_source,
-    variables_from,
 )
 from stratagem.parameter_server.keras.variable import InitialRows
 from stratagem.planning.targets import parse_target
@@ -289,13 +287,19 @@ def test_it_goes_before_rules_and_ends_with_its_block() -> None:
     [
         (lambda: contextlib.nullcontext(sg.MirroredStrategy(_DEVICES)), {}),
         (lambda: contextlib.nullcontext(sg.CentralStorageStrategy(_DEVICES)), {}),
+        (
+            lambda: contextlib.nullcontext(
+                sg.MultiWorkerMirroredStrategy(placement={"table": "sharded"})
+            ),
+            {},
+        ),
         (local_strategy, {}),
         (
             lambda: contextlib.nullcontext(sg.HybridStrategy(_DEVICES, placement={})),
             {"synchronization": sg.VariableSynchronization.ON_READ},
         ),
     ],
-    ids=["mirrored", "central", "parameter servers", "hybrid, of which replicas have parts"],
+    ids=["mirrored", "central", "workers", "servers", "hybrid, of which replicas have parts"],
 )
 def test_other_strategies_and_variables_refuse_it(make, options) -> None:
     refused = pytest.raises(ValueError, match="Expected no device for a single variable")
@@ -312,53 +316,6 @@ def test_the_only_device_of_a_strategy_may_be_named() -> None:
         assert keras.Variable(np.ones(3, "float32")).stored.devices() == {jax.devices()[3]}
     with keras.device("cpu:2"):  # of no strategy
         assert keras.ops.ones(2).devices() == {jax.devices()[2]}
-
-
-# Variables that a source hands out instead of new ones.
-
-
-class Source:
-    """Notes what is asked for, and hands out what it is given."""
-
-    def __init__(self) -> None:
-        self.existing_ones: list[Any] = []
-        self.requests: list[Any] = []
-        self.added: list[Any] = []
-
-    def existing(self, request: Any) -> Any:
-        self.requests.append(request)
-        return self.existing_ones.pop(0) if self.existing_ones else None
-
-    def add(self, request: Any, variable: Any) -> None:
-        self.added.append(variable)
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_source_learns_what_is_asked_for_and_hands_it_out_again(num_replicas: int) -> None:
-    source = Source()
-    with variables_from(source):
-        keras.Variable(1.0)  # of no strategy
-        assert current_source() is source
-    assert source.requests == []
-    with mirrored(num_replicas).scope(), variables_from(source), keras.name_scope("outer"):
-        first = keras.Variable("zeros", shape=(2, 3), dtype="float16", name="a")
-        second = keras.Variable(3, trainable=False)
-        total = keras.metrics.Mean(name="m").total
-        assert source.added[0] is first
-        assert source.added[1] is second
-        asked = [(r.path, r.shape, r.dtype, r.trainable, r.is_summed) for r in source.requests]
-        assert asked[:2] == [
-            ("outer/a", (2, 3), "float16", True, False),
-            ("outer/variable", (), "int32", False, False),
-        ]
-        assert asked[2] == (total.path, (), "float32", False, True)
-        source.existing_ones, kind = [first], type(first)
-        again = keras.Variable("ones", shape=(2, 3), dtype="float16", name="a", trainable=False)
-    assert again is first
-    assert type(first) is kind
-    assert not np.any(values_of([first])[0])
-    assert not first.trainable
-    assert current_source() is None
 
 
 def test_annotation_holds_within_its_block_and_thread() -> None:
