@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from stratagem import environment, settings
@@ -21,6 +23,10 @@ from stratagem.launch.prefork.server_program import CLOSE, MAX_MESSAGE_BYTES, PR
 from stratagem.launch.tasks.exit_status import describe_exit
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.resources import Closing
+
+# A server that was stopped (SIGSTOP) reports no ends. Any other one does it at once.
+_UNREPORTED_S = 2.0
+_POLL_S = 0.5
 
 
 class ForkedProcess:
@@ -41,20 +47,34 @@ class ForkedProcess:
         self._server = server
         self._number = number
         self._channel = channel
+        self._ended_s: float | None = None
 
-    def poll(self, timeout_s: float | None = 0.0) -> int | None:
+    def poll(self, timeout_s: float = 0.0) -> int | None:
         """Returns the exit code, negative for a signal; None while it runs."""
         if self.returncode is None:
-            self.returncode = self._server.exit_code(self._number, timeout_s=timeout_s)
+            code = self._server.exit_code(self._number, timeout_s=timeout_s)
+            self.returncode = self._unreported_code() if code is None else code
             if self.returncode is not None:
                 self._channel.close()
         return self.returncode
 
     def wait(self) -> int:
         """Waits for its end and returns the exit code, negative for a signal."""
-        code = self.poll(None)
-        assert code is not None
+        while (code := self.poll(_POLL_S)) is None:
+            pass
         return code
+
+    def _unreported_code(self) -> int | None:
+        """Returns the exit code that the server has not reported for a while."""
+        with contextlib.suppress(OSError):
+            # Fields 3 and 52 of proc(5); the name before them may contain anything.
+            text = Path(f"/proc/{self.pid}/stat").read_text(errors="replace")
+            fields, now_s = text.rpartition(")")[2].split(), time.monotonic()
+            if fields[0] == "Z":
+                self._ended_s = now_s if self._ended_s is None else self._ended_s
+                if now_s > self._ended_s + _UNREPORTED_S:
+                    return os.waitstatus_to_exitcode(int(fields[49]))
+        return None
 
     def kill(self) -> None:
         """Sends SIGKILL."""

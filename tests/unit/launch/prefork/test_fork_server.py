@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
+from stratagem.launch.prefork import fork_server
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
 from tests.unit.launch.prefork import served_objects
 from tests.unit.launch.remote.living import descendants, wait_for_end
+from tests.unit.launch.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -95,6 +97,23 @@ def test_process_that_does_not_reply_in_time_is_reported(server) -> None:
     assert process.poll() is None
     process.kill()
     assert process.wait() == process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_end_is_noticed_while_the_server_is_stopped(server, monkeypatch, waits) -> None:
+    monkeypatch.setattr(fork_server, "_UNREPORTED_S", 0.1)
+    process = server.fork("object", _SERVE)
+    parent = _state(process)["parent"]
+    os.kill(parent, signal.SIGSTOP)
+    try:
+        assert process.poll() is None
+        process.kill()
+        if not waits:
+            until(lambda: process.poll() is not None)
+            assert process.poll() == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
+    finally:
+        os.kill(parent, signal.SIGCONT)
 
 
 def test_stopped_server_is_reported(server, monkeypatch) -> None:
