@@ -170,7 +170,7 @@ class _Squares(_GuideStep):
 
     def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:
         logs, new = super()._measure(metrics_variables, loss, y, y_pred)
-        return logs | {"squared": logs["compile_metrics"]["mae"] ** 2}, new
+        return logs | {"squared": logs["compile_metrics"]["mean_absolute_error"] ** 2}, new
 
 
 class _PredictsWithVariables(keras.Model):
@@ -202,7 +202,7 @@ def test_predict_step_with_variables() -> None:
         (_OwnMetrics, ("mae",), "largest", 2, 1),
         (_DerivedMetrics, _METRICS, "twice", 2, 3),
         (_Squares, ("mae",), "squared", 2, 1),
-        (_GuideStep, ("mae",), "mae", 3, 2),
+        (_GuideStep, ("mae",), "mean_absolute_error", 3, 2),
     ],
 )
 def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
