@@ -65,7 +65,7 @@ class _AddsToLogs(keras.Model):
 
     def train_step(self, state: Any, data: Any) -> Any:
         logs, state = super().train_step(state, data)
-        x, _ = data
+        x = data[0]
         return {**logs, "mean_input": keras.ops.mean(x), "version": 3}, state
 
     def test_step(self, state: Any, data: Any) -> Any:
