@@ -12,9 +12,33 @@ import pytest
 from jax import lax
 
 from stratagem.execution.row_effects import MIXED as MIXED_OF_ROW_DEGREES
-from stratagem.execution.row_effects import RowDegrees, RowEffect, row_degrees, row_effects
+from stratagem.execution.row_effects import (
+    RowDegrees,
+    RowEffect,
+    keeps_rows,
+    row_degrees,
+    row_effects,
+)
 
-# Function, example, row axis of the example, and of the result.
+# Functions of one operation, row axis of the example and of the result: what no size tells.
+_NUMBERS = lax.GatherDimensionNumbers((1, 2), collapsed_slice_dims=(0,), start_index_map=(0,))
+_NOT_KEPT: dict[str, tuple[Callable[[Any], Any], int, int]] = {
+    "every second row": (lambda x: lax.slice(x, (0, 0, 0), (3, 4, 2), (2, 1, 1)), 0, 0),
+    "some rows": (lambda x: lax.slice(x, (1, 0, 0), (3, 4, 2)), 0, 0),
+    "padded rows": (lambda x: lax.pad(x, 0.0, ((1, 0, 0), (0, 0, 0), (0, 0, 0))), 0, 0),
+    "largest of the rows": (lambda x: lax.top_k(x, 1)[0], 2, 2),
+    "rows in another order": (lambda x: lax.reshape(x, (4, 3, 2)), 0, 1),
+    "along the rows": (lambda x: lax.broadcast_in_dim(x, (3, 4, 2, 3), (0, 1, 2)), 0, 3),
+    "rows of a table": (lambda x: lax.gather(x, np.ones((3, 1), int), _NUMBERS, (1, 4, 2)), 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", _NOT_KEPT)
+def test_rows_that_depend_on_others_are_never_called_kept(name: str) -> None:
+    function, row_axis, out_axis = _NOT_KEPT[name]
+    eqn = jax.make_jaxpr(function)(np.ones((3, 4, 2), "float32")).eqns[-1]
+    in_axes = [row_axis, *[None] * (len(eqn.invars) - 1)]
+    assert not keeps_rows(eqn, in_axes, [out_axis] * len(eqn.outvars))
 
 
 # How results grow with the rows of a batch, and what is no sum or mean over rows.

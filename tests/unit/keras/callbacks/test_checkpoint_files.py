@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import stratagem as sg
 from stratagem.keras.callbacks import checkpoint_loop as checkpoint_files
 from stratagem.keras.callbacks.checkpoint_loop import (
+    PATIENCE_S,
     CheckpointFile,
     CheckpointFollower,
     KerasFiles,
@@ -163,7 +165,7 @@ def test_file_can_be_written_while_it_is_loaded(tmp_path) -> None:
     np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 2), 0.5))
 
 
-# How many checkpoints are done; which are new and complete is a matter of the evaluator.
+# Which checkpoints of a folder are new and complete, look by look, without any file.
 
 _FOLDER = Path("folder")
 
@@ -174,6 +176,60 @@ def _checkpoint(name: str, modified: int = 0, size: int = 1) -> CheckpointFile:
 
 A, A_LONGER, A_LATER = _checkpoint("a"), _checkpoint("a", size=2), _checkpoint("a", modified=9)
 B, C = _checkpoint("b", modified=1), _checkpoint("c", modified=2)
+
+
+class _Shown:
+    """A folder in which each look finds what the test says."""
+
+    names = "*.keras"
+
+    def __init__(self) -> None:
+        self.now: Sequence[CheckpointFile] = ()
+
+    def find(self, folder: Path) -> Sequence[CheckpointFile]:
+        assert folder == _FOLDER
+        return self.now
+
+
+class _Follower(CheckpointFollower):
+    def __init__(self) -> None:
+        self.shown = _Shown()
+        super().__init__(self.shown, _FOLDER, 100.0)
+
+    def sees(
+        self, *shown: CheckpointFile, at_s: float = 100.0, is_last: bool = False
+    ) -> list[CheckpointFile]:
+        self.shown.now = shown
+        return self.look(at_s, is_last=is_last)
+
+
+def test_checkpoint_is_complete_when_it_has_not_changed_and_comes_again_when_it_does() -> None:
+    follower = _Follower()
+    assert follower.sees(A_LONGER) == []
+    assert follower.sees() == []
+    assert follower.sees(A, B) == []
+    assert follower.has_newer(A)
+    assert not follower.has_newer(B)
+    assert follower.sees(A, B) == [A, B]
+    follower.finish(A)
+    assert follower.sees(A, B) == [B]
+    assert follower.sees(A_LATER, B) == [B]
+    assert follower.sees(A_LATER, B) == [A_LATER, B]
+
+
+def test_unreadable_one_is_left_alone_until_it_changes_or_patience_ends() -> None:
+    follower = _Follower()
+    follower.sees(A)
+    assert follower.sees(A) == [A]
+    assert follower.postpone(A, 100.0)
+    assert follower.sees(A, at_s=100.0 + PATIENCE_S / 2) == []
+    assert follower.sees(A, at_s=100.0 + PATIENCE_S / 2, is_last=True) == [A]
+    assert follower.sees(A, at_s=100.0 + PATIENCE_S) == [A]
+    assert not follower.postpone(A, 100.0 + PATIENCE_S)
+    # It goes on.
+    assert follower.sees(A_LONGER, at_s=100.0 + PATIENCE_S) == []
+    assert follower.sees(A_LONGER, at_s=100.0 + PATIENCE_S) == [A_LONGER]
+    assert follower.postpone(A_LONGER, 100.0 + PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +245,7 @@ B, C = _checkpoint("b", modified=1), _checkpoint("c", modified=2)
     ],
 )
 def test_names_are_counted_or_how_often_the_one_name_was_written(done, count) -> None:
-    follower = CheckpointFollower(KerasFiles(), _FOLDER, 100.0)
+    follower = _Follower()
     for checkpoint in done:
         follower.finish(checkpoint)
     assert follower.num_done == count

@@ -140,6 +140,8 @@ _QUICK = ("generator", "tensorflow")
     [pytest.param(name, marks=[pytest.mark.slow] * (name not in _QUICK)) for name in _SOURCES],
 )
 def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
+    if name == "threads":  # which Keras reads ahead, and then in another order
+        expected = plain_keras(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
     measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
     assert differences(measured, expected) == []
 

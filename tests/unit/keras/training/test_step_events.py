@@ -220,7 +220,7 @@ def test_callback_of_every_kind_learns_what_one_device_tells(steps) -> None:
     measured = recorded(two)
     _assert_same_calls(measured, recorded(contextlib.nullcontext))
     numbers = [index for name, index, _ in measured.calls if name == "train batch"]
-    assert numbers == ([2, 3] if steps == 3 else [0, 1, 2, 3]) * 2
+    assert numbers == ([2, 5] if steps == 3 else [0, 1, 2, 3]) * 2
 
 
 def _looking(hook: str, losses: list[float]) -> Any:
