@@ -291,9 +291,9 @@ def test_damaged_journal_has_the_first_records_or_is_refused(whole_journal, tmp_
 def test_refused_journal_of_an_earlier_version_keeps_its_head(whole_journal, tmp_path) -> None:
     path = tmp_path / "journal"
     whole = whole_journal.read_bytes()
-    changed = whole[:18] + b"2" + whole[19:21] + bytes([whole[21] ^ 1]) + whole[22:]
+    changed = whole[:18] + b"2" + whole[19:]
     path.write_bytes(changed)
-    with pytest.raises(DataLossError, match="fails its checksum"):
+    with pytest.raises(DataLossError, match="has version 2 of the format"):
         Journal(path)
     assert path.read_bytes() == changed
 
