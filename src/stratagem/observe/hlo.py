@@ -118,19 +118,19 @@ class Instruction:
 
     @property
     def trips(self) -> int:
-        """How often a loop runs, 1 if that is unknown."""
+        """Number of iterations of a loop; 1 if unknown."""
         found = _TRIPS.search(self.line)
         return int(found[1]) if found else 1
 
     @property
     def scope(self) -> str:
-        """The scopes of JAX that it was traced in."""
+        """Name scopes of JAX in which it was traced."""
         found = _SCOPE.search(self.line)
         return found[1] if found else ""
 
     @property
     def transfer_between_slices(self) -> str | None:
-        """What a TPU's hosts do with the data that it sends, or None if it sends none to them."""
+        """Collective for which it sends data to the hosts of a TPU; None for other operations."""
         found = _BETWEEN_SLICES.search(self.line) if self.operation == "send" else None
         return found[1].lower().replace("_", "-") if found else None
 

@@ -1,4 +1,4 @@
-"""What a job and its client say to each other.
+"""Messages between a job and its client.
 
 The client submits a job to Ray whose command is the program in `job.py` with a `JobPlan`, and
 follows the log, which Ray streams to it. The job prints frames there: heartbeats from the beginning

@@ -1,4 +1,4 @@
-"""What a launcher learns and tells: signals to it, events of its run, slow tasks, messages."""
+"""Signals to a launcher, and its reports: events of the run, slow tasks, messages."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ _POLL_S = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchContext:
-    """What all starts of a launch share.
+    """Settings and services that all starts of a launch share.
 
     Tasks inherit `base`. `guardian` kills them if this process is killed. `kills_interrupted` kills
     tasks that still run `grace_s` after a signal to end. `slow` finds the slow tasks to report.

@@ -62,7 +62,7 @@ class Contribution:
 
 
 class Gathering:
-    """What workers send for one update or one sum, by key, until enough of them have.
+    """Items of workers for an update or a sum, collected by key until enough workers sent one.
 
     Call within `ServerVariables.changing`. `end` gets a key and the items in the order of the names
     of their workers, for reproducibility: floating-point sums depend on the order.
