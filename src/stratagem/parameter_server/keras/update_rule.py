@@ -186,6 +186,8 @@ class KerasUpdate:
         for one in made:
             values.update(one.values)
             slots.update(one.slots)
+        # JAX may compute in the background: gradients may be overwritten after this.
+        jax.block_until_ready(values)
         return State(made[0].scalars, values, slots)  # each of them has counted the update
 
     def _applied(
@@ -319,9 +321,6 @@ class _Program:
             [grads[name] for name in names],
         )
         scalars, values, slots = results
-        # JAX may compute in the background: gradients may be overwritten after this. All results
-        # of a program are ready together.
-        values[0].block_until_ready()
         by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
         for (place, slot), value in slots.items():
             by_name[names[place]][slot] = value
