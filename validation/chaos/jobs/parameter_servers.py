@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 from validation.chaos.faults.kinds import Fault
 from validation.chaos.history import Cell, Final, check, read_history
@@ -118,12 +119,11 @@ class RunningServers:
         return {name: pid for name, pid in found.items() if pid in living}
 
     def ports(self) -> dict[str, tuple[str, int]]:
-        """Returns the addresses of servers and workers."""
-        found = self._roles("ports")
-        parts = {
-            name: address.rpartition("/")[2].rpartition(":") for name, address in found.items()
+        """Returns the TCP addresses of servers and workers, which may have a Unix socket too."""
+        found = {
+            name: urlsplit(addresses.split()[0]) for name, addresses in self._roles("ports").items()
         }
-        return {name: (host, int(port)) for name, (host, _, port) in parts.items()}
+        return {name: (str(one.hostname), int(one.port or 0)) for name, one in found.items()}
 
     def files(self) -> dict[str, list[Path]]:
         """Returns the journals."""
