@@ -79,6 +79,8 @@ def _outcomes(strategy: str | None, paths: list[str], workers: str) -> dict[str,
     outcomes.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "validation.keras_own.plugin"]
     command += ["-c", str(_HERE / "keras.ini"), "--rootdir", str(tests), "-p", "no:cacheprovider"]
+    # Not our own conftest.py, where the environment lies in a checkout: it makes eight devices.
+    command += ["--confcutdir", str(tests)]
     command += ["--numprocesses", workers, "--dist", "worksteal", "--continue-on-collection-errors"]
     command += ["--quiet", "--tb", "short", "-rs"]
     command += ["--outcomes", str(outcomes), *([f"--strategy={strategy}"] if strategy else [])]
