@@ -241,6 +241,7 @@ _TEXT = "(?s:.*)", "text."
 _FORMS: dict[str, tuple[str, str]] = {
     "train_dir": (r"/[^:]*[^:/][^:]*|[a-z0-9]+://\S+", "a folder as /path, or a URL."),
     "workload": ("Job|JobSet|TrainJob", "Job, JobSet or TrainJob."),
+    "tpu_topology": (r"(\d+(x\d+){1,2})?", "a topology such as 4x4, or 2x2x4."),
     "python": _FILE,
 }
 # The least number, where that is not 0. A pod of root would never start.

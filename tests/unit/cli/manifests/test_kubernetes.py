@@ -152,6 +152,31 @@ def test_gpus_are_limited_on_workers_and_the_evaluator_only() -> None:
     assert "shared-memory" not in _render(num_gpus_per_worker=0)
 
 
+@pytest.mark.parametrize("workload", ["Job", "JobSet", "TrainJob"])
+def test_workers_are_the_hosts_of_a_tpu_slice_of_gke(workload) -> None:
+    manifests = _render(
+        workload=workload,
+        worker_replicas=4,
+        ps_replicas=1,
+        tpu_accelerator="tpu-v5-lite-podslice",
+        tpu_topology="4x4",
+    )
+    assert mistakes(manifests) == mistakes(manifests, NEWEST) == []
+    for pod in started_pods(manifests):
+        is_host = pod.labels["app.kubernetes.io/component"] == "worker"
+        limits = pod.container.get("resources", {}).get("limits")
+        assert limits == ({"google.com/tpu": 4} if is_host else None)
+        assert pod.spec.get("nodeSelector") == (
+            {
+                "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+                "cloud.google.com/gke-tpu-topology": "4x4",
+            }
+            if is_host
+            else None
+        )
+    assert "google.com/tpu" not in _render(workload=workload)
+
+
 def test_jobs_start_lost_tasks_again_and_end_for_good_on_wrong_arguments() -> None:
     manifests = _render(worker_replicas=4, has_eval=True, max_restarts=7, grace_period_s=300)
     jobs = by_kind(manifests, "Job")
@@ -334,6 +359,7 @@ def test_name_that_yaml_would_take_for_something_else_and_a_long_one_stay_names(
         ({"cmdline_args": ["a\0"]}, "text, or a list of words"),
         ({"workload": "Deployment"}, "Job, JobSet or TrainJob"),
         ({"user_id": 0}, "an integer of at least 1"),
+        ({"tpu_topology": "4 by 4"}, "a topology such as 4x4"),
         ({"workers": 3}, r"template.yaml.jinja has no variable 'workers'(?s:.)*worker_replicas"),
     ],
 )
@@ -499,6 +525,60 @@ def test_kueue_s_label_is_on_the_object_that_it_admits(form) -> None:
     assert marked
     assert set(marked) <= kinds
     assert "kueue" not in form()
+
+
+def test_kueue_s_topology_is_asked_for_by_the_pods_of_workers(form) -> None:
+    label = "cloud.provider.com/topology-rack"
+    marked = form(required_topology=label, preferred_topology="cloud.provider.com/topology-block")
+    found = _annotated(documents(marked))
+    assert found == [
+        {
+            "kueue.x-k8s.io/podset-required-topology": label,
+            "kueue.x-k8s.io/podset-preferred-topology": "cloud.provider.com/topology-block",
+        }
+    ]
+    assert mistakes(marked, NEWEST) == []
+
+
+def _annotated(value: Any) -> list[dict[str, str]]:
+    """Annotations of all templates of pods in a document that have some."""
+    if not isinstance(value, dict | list):
+        return []
+    parts = value if isinstance(value, list) else value.values()
+    own = value.get("metadata", {}) if isinstance(value, dict) and "spec" in value else {}
+    return [*filter(None, [own.get("annotations")])] + [
+        one for part in parts for one in _annotated(part)
+    ]
+
+
+@pytest.mark.parametrize("workload", ["JobSet", "TrainJob"])
+def test_job_set_restarts_in_place_with_its_agent(workload) -> None:
+    manifests = FORMS[workload](restart_agent="registry/agent:v0.12.0", max_restarts=7)
+    assert mistakes(manifests, NEWEST) == []
+    spec = next(
+        one["spec"] if workload == "JobSet" else one["spec"]["template"]["spec"]
+        for one in documents(manifests)
+        if one["kind"] in ("JobSet", "TrainingRuntime")
+    )
+    policy = spec["failurePolicy"]
+    assert (policy["restartStrategy"], policy["maxRestarts"]) == ("InPlaceRestart", 7)
+    for job in (one["template"]["spec"] for one in spec["replicatedJobs"]):
+        # What JobSet's webhook asks for.
+        assert job["backoffLimit"] == 2**31 - 1
+        assert job["podReplacementPolicy"] == "Failed"
+        assert job["completions"] == job["parallelism"]
+        assert not {"backoffLimitPerIndex", "maxFailedIndexes"} & job.keys()
+        pod = job["template"]["spec"]
+        (agent,), (task,) = pod["initContainers"], pod["containers"]
+        assert agent["image"] == "registry/agent:v0.12.0"
+        assert task["restartPolicyRules"][0]["exitCodes"]["values"] == [0, 2]
+        token = "/var/run/secrets/kubernetes.io/serviceaccount"
+        has_token = [
+            any(mount["mountPath"] == token for mount in one["volumeMounts"])
+            for one in (agent, task)
+        ]
+        assert has_token == [True, False]
+    assert "initContainers" not in FORMS["Job"](restart_agent="registry/agent:v0.12.0")
 
 
 # KubeRay manifests.
