@@ -70,8 +70,8 @@ class Row:
 
 
 def _block_of(page: str, word: str) -> str:
-    """Returns the block of Python or TOML of a page that has a word."""
-    blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+    """Returns the block of Python of a page that has a word."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
     (block,) = (block for block in blocks if word in block)
     return block
 
@@ -128,13 +128,6 @@ ROWS = {
         page="clusters/launch.md",
         files={"train.py": _block_of("clusters/launch.md", "STRATAGEM_RESTART_COUNT")},
         shows_errors=True,
-    ),
-    "config_show": Row(
-        "stratagem config --show stratagem.toml",
-        page="clusters/launch.md",
-        variables={"STRATAGEM_PS": "2"},
-        files={"stratagem.toml": _block_of("clusters/launch.md", "peer-timeout-s")},
-        left_out=r"[^\n]* default  [^\n]*\n",
     ),
     "misspelled": Row("stratagem device", page="reference/cli.md", code=2, shows_errors=True),
     "goodput": Row(

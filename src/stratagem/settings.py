@@ -1,8 +1,7 @@
 """The settings: one table, from which every way to set one comes, and every text about it.
 
-From it come the reader of environment variables, the keys of a TOML file with their checks and
-their JSON Schema, the options of `stratagem launch`, `stratagem config`, and the checks of the
-reference pages.
+From it come the reader of environment variables, the options of `stratagem launch`,
+`stratagem config`, and the checks of the reference pages.
 """
 
 from __future__ import annotations
@@ -16,30 +15,23 @@ from typing import Any
 from stratagem import environment
 from stratagem.errors import invalid
 
-# Kinds of values: how text becomes one, and what JSON Schema says about it.
+# Kinds of values: how text becomes one.
 
 LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 
-# JSON type of a Python type, and its name in messages.
-_TYPES: dict[Any, tuple[str, str]] = {
-    bool: ("boolean", "true or false"),
-    int: ("integer", "an integer"),
-    int | float: ("number", "a number"),
-    str: ("string", "a string"),
-}
 _SWITCHES = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("", "0", "false", "no", "off"), False),
 }
 
 
-# Compared by identity: a folder and a text are the same in a file, but not on a command line.
+# Compared by identity: a folder and a text are the same value, but not on a command line.
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
     """Kind of a setting's value.
 
-    `type` is its type in a TOML file, and `limits` are further keywords of JSON Schema. Messages
-    say that wrong text is not `name`; `noun` describes valid values, and `expected` valid text.
+    `limits` are bounds of its `type`, by the keywords of JSON Schema. Messages say that wrong text
+    is not `name`; `noun` describes valid values, and `expected` valid text.
     """
 
     type: Any
@@ -48,23 +40,9 @@ class Kind:
     noun: str = ""
     expected: str = ""
 
-    @property
-    def type_noun(self) -> str:
-        """Name of the type in messages."""
-        return _TYPES[self.type][1]
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema of a value in a TOML file."""
-        return {"type": _TYPES[self.type][0], **self.limits}
-
     def __call__(self, default: Any, description: str, **rest: Any) -> partial[Setting]:
         """Returns a setting of this kind, but for its name."""
         return partial(Setting, kind=self, default=default, description=description, **rest)
-
-    def has_type(self, value: object) -> bool:
-        """Returns True if a value of a TOML file has the type; Python counts True as an int."""
-        return isinstance(value, self.type) and isinstance(value, bool) == (self.type is bool)
 
     def parse(self, text: str) -> Any:
         """Returns the value of a text; raises ValueError for wrong text."""
@@ -124,7 +102,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Key in a TOML file; the option is `--` and the key."""
+        """Name of the option, without its `--`."""
         return self.name.replace("_", "-")
 
     @property

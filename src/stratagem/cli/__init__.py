@@ -9,9 +9,8 @@ from __future__ import annotations
 import click
 
 from stratagem import environment
-from stratagem.cli.commands import Commands, completion_command, json_option
-from stratagem.cli.config import command as config_command
-from stratagem.cli.doctor.command import doctor_command, env_command, test_command
+from stratagem.cli.commands import Commands, json_option
+from stratagem.cli.doctor.command import config_command, doctor_command, env_command, test_command
 from stratagem.cli.explain import command as explain_command
 from stratagem.cli.input_service import command as input_service_command
 from stratagem.cli.launch import command as launch_command
@@ -43,7 +42,6 @@ def devices(*, as_json: bool) -> None:
     show(as_json=as_json)
 
 
-main.add_command(completion_command)
 main.add_command(config_command)
 main.add_command(doctor_command)
 main.add_command(env_command)

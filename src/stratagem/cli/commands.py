@@ -1,4 +1,4 @@
-"""Parts shared by commands: verbosity, JSON, suggestions for misspelled names, completion."""
+"""Parts shared by commands: verbosity, JSON, suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import get_completion_class
 
 from stratagem import errors as exit_codes
 from stratagem import logs
@@ -116,20 +115,3 @@ def _choose(context: click.Context, level: str) -> None:
     context.meta[_LEVEL] = level
     logs.show_logs(level)
     context.call_on_close(logs.reset)
-
-
-@click.command("completion")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion_command(shell: str) -> None:
-    """Print a script for the completion of commands and options.
-
-    For bash, add this line to ~/.bashrc: eval "$(stratagem completion bash)"
-
-    For zsh, add this line to ~/.zshrc: eval "$(stratagem completion zsh)"
-
-    For fish, write the script to ~/.config/fish/completions/stratagem.fish.
-    """
-    kind = get_completion_class(shell)
-    assert kind is not None
-    root = click.get_current_context().find_root().command
-    click.echo(kind(root, {}, "stratagem", "_STRATAGEM_COMPLETE").source())

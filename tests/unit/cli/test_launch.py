@@ -1,4 +1,4 @@
-"""`stratagem launch`: options from the command line, the environment and a file."""
+"""`stratagem launch`: options from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def on_command_line(name: str, *, underscores: bool = False) -> list[str]:
 
 def test_every_option_of_the_launcher_is_one_of_the_command() -> None:
     fields = [field.name for field in dataclasses.fields(LaunchOptions)]
-    assert [*fields, "config"] == list(OPTIONS)
+    assert fields == list(OPTIONS)
     assert list(VALUES) == fields
 
 
@@ -114,34 +114,10 @@ def test_option_is_taken_from_its_variable(launched, name) -> None:
     assert launched("train.py", **given)[3] == {name: VALUES[name][1]}
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
-def test_option_is_taken_from_a_file_in_both_spellings(launched, tmp_path, name) -> None:
-    value = VALUES[name][1]
-    value = list(value) if isinstance(value, tuple) else value
-    toml = str(value).lower() if isinstance(value, bool) else repr(value)
-    for key in {name, name.replace("_", "-")}:
-        (tmp_path / "launch.toml").write_text(f"{key} = {toml}\n")
-        options = launched("--config", str(tmp_path / "launch.toml"), "train.py")[3]
-        assert options == {name: VALUES[name][1]}
-
-
-def test_command_line_wins_over_environment_and_that_over_the_file(launched, tmp_path) -> None:
-    path = tmp_path / "launch.toml"
-    path.write_text("workers = 2\nps = 2\nmax-restarts = 2\nchief = true\nevaluator = true\n")
-    variables = {
-        "STRATAGEM_WORKERS": "3",
-        "STRATAGEM_PS": "3",
-        "STRATAGEM_CHIEF": "0",
-        "STRATAGEM_CONFIG": str(path),
-    }
+def test_command_line_wins_over_the_environment(launched) -> None:
+    variables = {"STRATAGEM_WORKERS": "3", "STRATAGEM_PS": "3", "STRATAGEM_CHIEF": "0"}
     options = launched("--workers", "4", "train.py", **variables)[3]
-    assert options == {
-        "workers": 4,
-        "ps": 3,
-        "max_restarts": 2,
-        "chief": False,
-        "evaluator": True,
-    }
+    assert options == {"workers": 4, "ps": 3, "chief": False}
 
 
 @pytest.mark.parametrize(
@@ -178,23 +154,6 @@ def test_nothing_given_leaves_the_defaults_to_the_launcher(launched) -> None:
 def test_what_follows_the_script_is_the_script_s(launched, args) -> None:
     assert launched("--workers=2", "train.py", *args) == ("train.py", args, False, {"workers": 2})
     assert launched("-m", "my_package.my_module", *args)[:3] == ("my_package.my_module", args, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("module = true", "has the unknown key 'module'"),
-        ("workers = '3'", "has workers = '3', which is not an integer.\nExpected an integer."),
-        ("chief = 1", "has chief = 1, which is not true or false.\nExpected true or false."),
-        ("workers", "cannot be read: "),
-    ],
-)
-def test_file_that_is_invalid_is_refused(tmp_path, text, words) -> None:
-    path = tmp_path / "launch.toml"
-    path.write_text(text)
-    error = error_of("--config", str(path), "train.py")
-    assert error.startswith(f"Error: {path} ")
-    assert words in error
 
 
 @pytest.mark.parametrize(

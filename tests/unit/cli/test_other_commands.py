@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import stat
 import subprocess
 import sys
@@ -338,26 +337,9 @@ def test_env_is_json() -> None:
     assert values["versions"]["keras"]
 
 
-# `stratagem completion`: scripts of the shells, and what they complete.
+# Completion in the shell, by click's variable.
 
 RUNNER = CliRunner()
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_script_is_that_of_the_shell(shell) -> None:
-    result = RUNNER.invoke(main, ["completion", shell])
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert f"_STRATAGEM_COMPLETE={shell}_complete" in result.stdout
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_accepts_the_script() -> None:
-    script = RUNNER.invoke(main, ["completion", "bash"]).stdout
-    checked = f"{script}\ncomplete -p stratagem"
-    finished = subprocess.run(
-        ["bash", "-c", checked], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "_stratagem_completion" in finished.stdout
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "machine": (
         "tests/unit/cli/doctor/test_examination.py",
         "tests/unit/cli/doctor/test_settings.py",
-        "tests/unit/cli/test_config_file.py",
+        "tests/unit/cli/test_machine_commands.py",
         "tests/unit/cli/test_other_commands.py",
         "tests/unit/cli/doctor/test_selftest.py",
         "tests/unit/cluster/test_accelerators.py",

@@ -106,6 +106,28 @@ def env_command(*, as_json: bool) -> None:
         click.echo(describe(known))
 
 
+@click.command("config")
+@json_option
+def config_command(*, as_json: bool) -> None:
+    """Show all settings, and which are set by a variable."""
+    from stratagem import environment, settings
+
+    found = []
+    for setting in settings.SETTINGS.values():
+        try:
+            value = settings.read(setting.name)
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        is_set = environment.get(setting.variable) is not None
+        found.append({"variable": setting.variable, "value": value, "is_set": is_set})
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        value = "" if one["value"] is None else one["value"]
+        click.echo(f"{one['variable']}={value}{'' if one['is_set'] else '  (default)'}")
+
+
 @click.command("test")
 @click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
 @json_option

@@ -16,7 +16,7 @@ _TF_KERAS = "tensorflow.keras"
 _OF_LAUNCHERS = {
     *("STRATAGEM_MEMORY_DIR", "STRATAGEM_NODE_HOST", "STRATAGEM_PROGRAM_DIR"),
     *("STRATAGEM_REMOTE_JOB", "STRATAGEM_RESTART_COUNT", "STRATAGEM_RUN_DIR"),
-    *("STRATAGEM_SECRET", "STRATAGEM_CONFIG"),
+    "STRATAGEM_SECRET",
     *(setting.variable for setting in SETTINGS.values() if not setting.meaning),
 }
 # JAX refuses other wrong variables of its memory by itself, as the check of devices shows.

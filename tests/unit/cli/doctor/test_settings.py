@@ -157,7 +157,6 @@ def test_clean_environment_is_fine(tmp_path: Path) -> None:
         "STRATAGEM_PEER_TIMEOUT_S": "5",
         "STRATAGEM_RUN_DIR": "/runs/1",
         "STRATAGEM_WORKERS": "4",
-        "STRATAGEM_CONFIG": "stratagem.toml",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": ".8",
         "NCCL_P2P_DISABLE": "0",
     }
