@@ -106,7 +106,7 @@ _PLANNED: dict[str, Any] = {
 }
 ROWS = {
     "doctor_problems": Row(
-        "stratagem doctor train.py",
+        "stratagem doctor",
         picture=True,
         variables={
             "JAX_DEBUG_NANS": "true",
@@ -115,7 +115,6 @@ ROWS = {
             "TF_CONFIG": '{"cluster": {"worker": ["host0:2222", "host1"]}, '
             '"task": {"type": "worker", "index": 0}}',
         },
-        files={"train.py": "import keras\nimport stratagem as sg\n"},
         code=1,
     ),
     "doctor_cluster": Row(

@@ -81,8 +81,8 @@ def profile_of_steps() -> dict[str, Any]:
 
 @check(priority=3, timeout_s=150)
 def selftest() -> dict[str, Any]:
-    """`stratagem test`: a short training under every strategy."""
-    code, output, errors = _command("test", timeout_s=140)
+    """`stratagem doctor --self-test`: a short training under every strategy."""
+    code, output, errors = _command("doctor", "--self-test", timeout_s=140)
     assert code == 0, (output[-6000:], errors[-2000:])
     return {"output": output[-8000:]}
 

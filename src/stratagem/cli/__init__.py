@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import click
 
-from stratagem import environment
-from stratagem.cli.commands import Commands, json_option
-from stratagem.cli.doctor.command import config_command, doctor_command, env_command, test_command
+from stratagem.cli.commands import Commands
+from stratagem.cli.doctor.command import (
+    config_command,
+    devices_command,
+    doctor_command,
+    env_command,
+)
 from stratagem.cli.explain import command as explain_command
 from stratagem.cli.input_service import command as input_service_command
 from stratagem.cli.launch import command as launch_command
@@ -29,23 +33,10 @@ def main() -> None:
     """Distributed training for Keras 3 on JAX."""
 
 
-@main.command()
-@json_option
-def devices(*, as_json: bool) -> None:
-    """Show the local devices, and the replicas of each strategy."""
-    try:
-        environment.require_jax_choice()
-    except ImportError as error:
-        raise click.ClickException(str(error)) from error
-    from stratagem.cli.devices import show
-
-    show(as_json=as_json)
-
-
 main.add_command(config_command)
+main.add_command(devices_command)
 main.add_command(doctor_command)
 main.add_command(env_command)
-main.add_command(test_command)
 main.add_command(input_service_command)
 main.add_command(launch_command)
 main.add_command(plan_command)

@@ -95,14 +95,7 @@ def test_host_that_is_out_of_reach_is_named_on_the_others() -> None:
         assert away.startswith("worker 2 at 10.88.0.9:2222 cannot be reached")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--cluster", __file__], "--cluster examines no script"),
-        (["--cluster", "--wait", "0"], "0.0"),
-    ],
-)
-def test_mistake_of_the_command_line_is_a_usage_error(arguments: list[str], text: str) -> None:
-    result = CliRunner().invoke(main, ["doctor", *arguments])
+def test_mistake_of_the_command_line_is_a_usage_error() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--cluster", "--wait", "0"])
     assert result.exit_code == 2
-    assert text in result.stderr
+    assert "0.0" in result.stderr

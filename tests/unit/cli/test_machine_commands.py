@@ -1,4 +1,4 @@
-"""`stratagem devices`, `stratagem config`, Markdown in a terminal, and the self-test."""
+"""`stratagem devices`, `stratagem config`, and Markdown in a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.cli import main
-from stratagem.cli.devices import device_names, memory_text
+from stratagem.cli.doctor.command import local_devices_and_strategies
+from stratagem.devices import finding
 from stratagem.settings import SETTINGS
 from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
@@ -24,6 +25,7 @@ from tests.fresh_process import run_fresh
 @dataclasses.dataclass(frozen=True)
 class FakeDevice:
     platform: str = "gpu"
+    device_kind: str = "H100"
     stats: dict[str, int] | None = None
 
     def memory_stats(self) -> dict[str, int] | None:
@@ -58,7 +60,7 @@ def test_json_has_the_strategies_as_they_are() -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     values = json.loads(result.stdout)
     assert (values["jax"], values["backend"]) == (jax.__version__, jax.default_backend())
-    names = device_names(jax.local_devices())
+    names = [f"{device.platform}:{index}" for index, device in enumerate(jax.local_devices())]
     assert [one["name"] for one in values["devices"]] == names
     made = {
         f'OneDeviceStrategy("{names[0]}")': sg.OneDeviceStrategy(names[0]),
@@ -83,9 +85,16 @@ def test_keras_is_not_loaded() -> None:
     assert run_fresh(program)[-1] == "False"
 
 
-def test_memory_is_shown_where_the_platform_counts_it() -> None:
-    assert memory_text(FakeDevice(stats={"bytes_limit": 3 * 2**29})) == "1.5 GiB"
-    assert memory_text(FakeDevice(stats=None)) == "-"
+def test_devices_are_counted_by_platform_and_memory_where_it_is_known(monkeypatch) -> None:
+    made = [FakeDevice(stats={"bytes_limit": 3 * 2**29}), FakeDevice(), FakeDevice("cpu")]
+    monkeypatch.setattr(finding, "local_devices", lambda: made)
+    found = [
+        (one["name"], one["memory_bytes"]) for one in local_devices_and_strategies()["devices"]
+    ]
+    assert found == [("gpu:0", 3 * 2**29), ("gpu:1", None), ("cpu:0", None)]
+    rows = CliRunner().invoke(main, ["devices"], env={"COLUMNS": "200"}).output
+    assert "│ gpu:0  │ H100 │ 1.5 GiB │" in rows
+    assert "│ gpu:1  │ H100 │ -       │" in rows
 
 
 def test_another_backend_is_reported_in_one_message(monkeypatch) -> None:
@@ -132,42 +141,6 @@ def test_terminal_shows_rendered_markdown() -> None:
 
 def test_terminal_without_colors_shows_the_text_itself() -> None:
     assert _in_terminal(NO_COLOR="1") == "# Title\n\nSome `code`.\n"
-
-
-# `stratagem test`, as an administrator runs it.
-
-
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stratagem", "test", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
-@pytest.mark.slow
-def test_chosen_case_is_run() -> None:
-    finished = _run("--only", "default", "--json")
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    (row,) = json.loads(finished.stdout)
-    assert row["passed"]
-    assert row["case"]["name"] == "default"
-
-
-@pytest.mark.slow
-def test_case_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "abacus")
-    finished = _run("--only", "default")
-    assert finished.returncode == 1
-    assert "failed" in finished.stdout
-
-
-def test_unknown_case_is_a_usage_error() -> None:
-    finished = _run("--only", "abacus")
-    assert finished.returncode == 2
-    assert "No such case: abacus. There are default, one_device, mirrored" in finished.stderr
 
 
 # `stratagem config`: the settings in force.

@@ -18,6 +18,8 @@ from click.testing import Result
 
 import stratagem
 from stratagem.cli import main
+from stratagem.cli.doctor import selftest
+from stratagem.cli.doctor.findings import error
 from stratagem.group.authentication.secret import Secret, find_secret
 from stratagem.observe.events import encode
 from tests.command_runner import CliRunner
@@ -314,10 +316,18 @@ def test_warning_counts_if_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run("doctor", "--json", "--strict").returncode == 1
 
 
-def test_missing_script_is_a_usage_error() -> None:
-    finished = _run("doctor", "missing.py")
-    assert finished.returncode == 2
-    assert "missing.py" in finished.stderr
+@pytest.mark.slow
+def test_self_test_is_a_topic_and_its_failure_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    finished = _run("doctor", "--self-test", "--json")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    tested = [one for one in json.loads(finished.stdout) if one["topic"] == "self-test"]
+    assert len(tested) == len(selftest.CASES)
+    assert {one["level"] for one in tested} <= {"ok", "note"}
+    monkeypatch.setattr(selftest, "check_cases", lambda: [error("OneDeviceStrategy: lost.", "run")])
+    result = CliRunner().invoke(main, ["doctor", "--self-test"])
+    assert result.exit_code == 1
+    assert "OneDeviceStrategy: lost." in result.output
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "input": ("tests/unit/input",),
     "collectives": ("tests/unit/devices/collectives",),
     "machine": (
-        "tests/unit/cli/doctor/test_examination.py",
+        "tests/unit/cli/doctor/test_machine.py",
         "tests/unit/cli/doctor/test_settings.py",
         "tests/unit/cli/test_machine_commands.py",
         "tests/unit/cli/test_other_commands.py",

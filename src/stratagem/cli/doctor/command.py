@@ -1,25 +1,30 @@
-"""`stratagem doctor`, `stratagem env` and `stratagem test`."""
+"""Commands about this machine: `stratagem doctor`, `env`, `config` and `devices`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+import itertools
+from typing import Any
 
 import click
 
-from stratagem.cli.commands import chosen_log_level, json_option, print_json
-
-if TYPE_CHECKING:
-    from stratagem.cli.doctor.findings import Finding
+from stratagem import environment, settings
+from stratagem.cli.commands import json_option, print_json
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
+_BYTES_PER_GIB = 2**30
 
 
 @click.command("doctor")
 @json_option
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@click.option(
+    "--self-test",
+    "has_self_test",
+    is_flag=True,
+    help="Also train a small model under every strategy, in about a minute, and compare the "
+    "weights with NumPy's.",
+)
 @click.option(
     "--cluster",
     "is_cluster",
@@ -42,41 +47,37 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Seconds to wait for a connection between hosts.",
 )
-@click.argument(
-    "script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
 def doctor_command(
-    script: Path | None,
     *,
     as_json: bool,
     strict: bool,
+    has_self_test: bool,
     is_cluster: bool,
     wait_s: float,
     limit_s: float,
 ) -> None:
     """Find problems of this machine or cluster, and their fixes.
 
-    Checks versions, devices, limits, settings and the cluster. With SCRIPT, its imports are
-    checked, too. Exit codes: 0 if training can start, 1 for errors.
+    Checks versions, devices, limits, settings and the cluster. Exit codes: 0 if training can start,
+    1 for errors.
     """
-    if is_cluster and script is not None:
-        raise click.UsageError("--cluster examines no script.")
-    from stratagem.cli.doctor.examination import examine
+    from stratagem.cli.doctor import selftest
+    from stratagem.cli.doctor.cluster import examine_clusters, examine_together
     from stratagem.cli.doctor.findings import show
+    from stratagem.cli.doctor.machine import examine
 
-    fields: dict[str, object] = {}
-    made: Iterator[Finding]
+    survey = None
     if is_cluster:
-        from stratagem.cli.doctor.together import examine_together
-
         survey, made = examine_together(wait_s, limit_s)
-        fields = {"survey": survey and dataclasses.asdict(survey)}
     else:
-        made = examine(script)
+        made = examine(check_cluster=examine_clusters)
+    if has_self_test:
+        made = itertools.chain(made, selftest.check_cases())
     findings = list(made) if as_json else show(made)
     if as_json:
         values = [dataclasses.asdict(finding) for finding in findings]
-        print_json({"findings": values, **fields} if is_cluster else values)
+        fields = {"findings": values, "survey": survey and dataclasses.asdict(survey)}
+        print_json(fields if is_cluster else values)
     fatal = {"error", "warning"} if strict else {"error"}
     raise SystemExit(int(any(finding.level in fatal for finding in findings)))
 
@@ -88,16 +89,21 @@ def env_command(*, as_json: bool) -> None:
 
     Names, addresses and secrets are left out.
     """
-    from stratagem.cli.doctor.accelerators import counted_devices, probe_devices
-    from stratagem.cli.doctor.examination import examine, variables_of_user
+    from stratagem.cli.doctor.cluster import examine_clusters
     from stratagem.cli.doctor.findings import describe, facts
-    from stratagem.cli.doctor.versions import installed_versions
+    from stratagem.cli.doctor.machine import (
+        counted_devices,
+        examine,
+        installed_versions,
+        probe_devices,
+        variables_of_user,
+    )
 
     probe = probe_devices()
     known = facts(
         installed_versions(),
         counted_devices(probe.devices),
-        examine(probe=probe),
+        examine(probe, examine_clusters),
         variables_of_user(),
     )
     if as_json:
@@ -110,9 +116,7 @@ def env_command(*, as_json: bool) -> None:
 @json_option
 def config_command(*, as_json: bool) -> None:
     """Show all settings, and which are set by a variable."""
-    from stratagem import environment, settings
-
-    found = []
+    found: list[dict[str, Any]] = []
     for setting in settings.SETTINGS.values():
         try:
             value = settings.read(setting.name)
@@ -128,24 +132,76 @@ def config_command(*, as_json: bool) -> None:
         click.echo(f"{one['variable']}={value}{'' if one['is_set'] else '  (default)'}")
 
 
-@click.command("test")
-@click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
+@click.command("devices")
 @json_option
-def test_command(only: tuple[str, ...], *, as_json: bool) -> None:
-    """Test this installation: train under every strategy.
-
-    Compares the weights of a small model with gradient descent in NumPy. Takes about a
-    minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
-    """
-    from stratagem.cli.doctor.selftest import CASES, run_case, run_shown
-
-    names = [case.name for case in CASES]
-    if unknown := sorted(set(only) - set(names)):
-        raise click.UsageError(f"No such case: {', '.join(unknown)}. There are {', '.join(names)}.")
-    cases = [case for case in CASES if not only or case.name in only]
+def devices_command(*, as_json: bool) -> None:
+    """Show the local devices, and the replicas of each strategy."""
+    try:
+        environment.require_jax_choice()
+    except ImportError as error:
+        raise click.ClickException(str(error)) from error
+    found = local_devices_and_strategies()
     if as_json:
-        outcomes = [run_case(case) for case in cases]
-        print_json([{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes])
+        print_json(found)
     else:
-        outcomes = run_shown(cases, shows_progress=chosen_log_level() != "error")
-    raise SystemExit(int(any(not one.passed and not one.is_skipped for one in outcomes)))
+        _show_devices(found)
+
+
+def local_devices_and_strategies() -> dict[str, Any]:
+    """Returns the devices of this process, and those of each strategy; starts JAX's backend.
+
+    Devices have the names that strategies accept, such as "gpu:0". No strategy is made, because
+    that would load Keras.
+    """
+    import jax
+
+    from stratagem.devices.finding import local_devices
+
+    devices = local_devices()
+    platforms = [device.platform for device in devices]
+    names = [f"{one}:{platforms[:place].count(one)}" for place, one in enumerate(platforms)]
+    used = {f'OneDeviceStrategy("{names[0]}")': names[:1], "MirroredStrategy()": names}
+    return {
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+        "process_index": jax.process_index(),
+        "num_processes": jax.process_count(),
+        "devices": [
+            {"name": name, "kind": device.device_kind, "memory_bytes": _memory_bytes(device)}
+            for name, device in zip(names, devices, strict=True)
+        ],
+        "strategies": [
+            {"strategy": call, "num_replicas": len(of_it), "devices": of_it}
+            for call, of_it in used.items()
+        ],
+    }
+
+
+def _memory_bytes(device: Any) -> int | None:
+    """Returns the memory that JAX may use on a device; None where it is not counted, as on CPU."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _show_devices(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(
+        f"JAX {found['jax']} on {found['backend']}, "
+        f"process {found['process_index']} of {found['num_processes']}"
+    )
+    table = Table("device", "kind", "memory", title="Local devices", title_justify="left")
+    for one in found["devices"]:
+        memory = one["memory_bytes"]
+        shown = "-" if memory is None else f"{memory / _BYTES_PER_GIB:.1f} GiB"
+        table.add_row(one["name"], one["kind"], shown)
+    console.print(table)
+    table = Table("strategy", "replicas", "devices", title="Strategies", title_justify="left")
+    first = found["devices"][0]["name"]
+    table.add_row("none (default)", "1", f"{first}, or JAX's default device")
+    for one in found["strategies"]:
+        table.add_row(one["strategy"], str(one["num_replicas"]), ", ".join(one["devices"]))
+    console.print(table)
+    if len(found["devices"]) == 1:
+        console.print('More replicas on one CPU: MirroredStrategy(["cpu:0", "cpu:1"])', style="dim")

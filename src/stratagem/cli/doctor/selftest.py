@@ -12,16 +12,13 @@ import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from stratagem import environment
+from stratagem.cli.doctor.findings import Finding, error, note, ok, under
 
 # Linear regression by gradient descent in NumPy: the numbers that every strategy must reach.
 
@@ -60,7 +57,7 @@ _MAX_LENGTH = 200
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One strategy, by its name in `strategies`, and its title in the table.
+    """One strategy, by its name in `strategies`, and its title in findings.
 
     `num_workers` processes are started by `stratagem launch`; 0 is one process without it. The case
     is skipped without the module that it `needs`.
@@ -90,37 +87,25 @@ CASES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class CaseOutcome:
-    """Result of one case.
-
-    `largest_difference` is that to the reference, None if the case did not finish. `problem` says
-    why it failed or was skipped, as this machine cannot run it.
-    """
-
-    case: Case
-    largest_difference: float | None = None
-    num_replicas: int = 0
-    wall_s: float = 0.0
-    problem: str = ""
-    is_skipped: bool = False
-
-    @property
-    def passed(self) -> bool:
-        """True if the weights are those of the reference."""
-        return not self.problem
+def check_cases(cases: Iterable[Case] = CASES) -> Iterator[Finding]:
+    """Runs cases one after another; a finding says whether the weights are NumPy's."""
+    return under("self-test", map(check_case, cases))
 
 
-def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
+def check_case(case: Case, limit_s: float = _LIMIT_S) -> Finding:
     """Runs a case and compares its weights with the reference."""
     if case.needs is not None and importlib.util.find_spec(case.needs) is None:
-        return CaseOutcome(case, problem=f"{case.needs} is not installed", is_skipped=True)
+        return note(f"{case.title}: skipped, because {case.needs} is not installed.")
     launcher = ["-m", "stratagem", "launch", "--workers", str(case.num_workers)]
-    program = [*(launcher if case.num_workers else ()), "-m", "stratagem.cli.doctor.selftest"]
-    started_s = time.monotonic()
+    program = [
+        *(launcher if case.num_workers else ()),
+        "-m",
+        "stratagem.cli.doctor.selftest",
+        case.name,
+    ]
     try:
         finished = subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, *program, case.name],
+            [sys.executable, *program],
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -132,15 +117,24 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
             },
         )
     except subprocess.TimeoutExpired:
-        return CaseOutcome(case, wall_s=limit_s, problem=f"not finished after {limit_s:.0f} s")
-    wall_s = time.monotonic() - started_s
-    lines = [line for line in finished.stdout.splitlines() if MARKER in line]
-    if finished.returncode or len(lines) != max(case.num_workers, 1):
-        return CaseOutcome(case, wall_s=wall_s, problem=_error_of(finished))
-    found = [json.loads(line.partition(MARKER)[2]) for line in lines]
-    largest = max(float(np.abs(one["weights"] - trained_weights()).max()) for one in found)
-    problem = "" if largest <= _TOLERANCE else f"weights differ by {largest:.1e}"
-    return CaseOutcome(case, largest, found[-1]["replicas"], wall_s, problem)
+        problem = f"not finished after {limit_s:.0f} s"
+    else:
+        lines = [line for line in finished.stdout.splitlines() if MARKER in line]
+        if finished.returncode or len(lines) != max(case.num_workers, 1):
+            problem = _error_of(finished)
+        else:
+            found = [json.loads(line.partition(MARKER)[2]) for line in lines]
+            largest = max(float(np.abs(one["weights"] - trained_weights()).max()) for one in found)
+            if largest <= _TOLERANCE:
+                return ok(f"{case.title}: the weights of NumPy, by {_replicas(found[-1])}.")
+            problem = f"weights differ by {largest:.1e}"
+    return error(
+        f"{case.title}: {problem}.", f"run python {' '.join(program)} for the whole output."
+    )
+
+
+def _replicas(found: Mapping[str, Any]) -> str:
+    return f"{found['replicas']} replica{'s' * (found['replicas'] != 1)}"
 
 
 def _error_of(finished: subprocess.CompletedProcess[str]) -> str:
@@ -149,45 +143,6 @@ def _error_of(finished: subprocess.CompletedProcess[str]) -> str:
     errors = [line for line in lines if _ERROR.search(line)]
     found = (errors or lines or [f"exit code {finished.returncode} without output"])[-1]
     return found.strip()[:_MAX_LENGTH]
-
-
-# Progress and table of the self-test.
-
-
-def run_shown(
-    cases: Iterable[Case], console: Console | None = None, *, shows_progress: bool = True
-) -> list[CaseOutcome]:
-    """Runs cases with a progress bar, prints a table, and returns the outcomes."""
-    console = console or Console()
-    chosen = list(cases)
-    outcomes: list[CaseOutcome] = []
-    with Progress(console=console, transient=True, disable=not shows_progress) as progress:
-        task = progress.add_task("", total=len(chosen))
-        for case in chosen:
-            progress.update(task, description=case.title)
-            outcomes.append(run_case(case))
-            progress.advance(task)
-    table = Table("strategy", "replicas", "difference", "time", "result")
-    for outcome in outcomes:
-        table.add_row(outcome.case.title, *_cells(outcome))
-    console.print(table)
-    for outcome in outcomes:
-        if outcome.problem and not outcome.is_skipped:
-            console.print(f"{outcome.case.title}: {outcome.problem}", markup=False)
-    return outcomes
-
-
-def _cells(outcome: CaseOutcome) -> tuple[str, str, str, str]:
-    if outcome.is_skipped:
-        return "", "", "", f"[yellow]skipped[/yellow]: {outcome.problem}"
-    result = "[green]passed[/green]" if outcome.passed else "[red]failed[/red]"
-    difference = outcome.largest_difference
-    return (
-        str(outcome.num_replicas or ""),
-        "" if difference is None else f"{difference:.1e}",
-        f"{outcome.wall_s:.1f} s",
-        result,
-    )
 
 
 # The program of a case.

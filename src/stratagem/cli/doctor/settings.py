@@ -1,8 +1,7 @@
-"""Environment variables that are wrong, misspelled or without effect, and imports out of order."""
+"""Environment variables that are wrong, misspelled or without effect."""
 
 from __future__ import annotations
 
-import ast
 import difflib
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,6 @@ from pathlib import Path
 from stratagem.cli.doctor.findings import Finding, error, note, ok, warning
 from stratagem.settings import SETTINGS
 
-_TF_KERAS = "tensorflow.keras"
 # Set by launchers for their tasks, or by options of `stratagem launch`.
 _OF_LAUNCHERS = {
     *("STRATAGEM_MEMORY_DIR", "STRATAGEM_NODE_HOST", "STRATAGEM_PROGRAM_DIR"),
@@ -58,38 +56,6 @@ def check_settings(
     yield from findings or [ok("No environment variable is wrong.")]
 
 
-def check_script(path: Path, backend: str) -> Finding:
-    """Checks the imports of a training script; raises OSError if it cannot be read.
-
-    `backend` is that of Keras if it is imported first, see `keras_backend`.
-    """
-    try:
-        lines = _first_imports(ast.parse(path.read_text(encoding="utf-8"), str(path)))
-    except SyntaxError as wrong:
-        return error(f"{path}:{wrong.lineno}: {wrong.msg}.", "correct the syntax.")
-    keras, own = lines.get("keras"), lines.get("stratagem")
-    if not own:
-        return note(f"{path} does not import stratagem.")
-    if _TF_KERAS in lines:
-        return error(
-            f"{path}:{lines[_TF_KERAS]} uses tf.keras, whose models belong to TensorFlow; "
-            "strategies train models of keras.",
-            f"stratagem migrate {path}",
-        )
-    if keras and keras < own and backend != "jax":
-        return error(
-            f"{path}:{keras} imports keras before stratagem (line {own}); Keras then loads its "
-            f"{backend} backend.",
-            "move `import stratagem` above it, or set KERAS_BACKEND=jax.",
-        )
-    return ok(f"{path} imports keras with the jax backend.")
-
-
-def keras_backend(variables: Mapping[str, str], keras_config: Path | None = None) -> str:
-    """Returns the backend that Keras loads if `stratagem` is not imported before it."""
-    return variables.get("KERAS_BACKEND") or _configured(keras_config)[1] or "tensorflow"
-
-
 def _configured(keras_config: Path | None) -> tuple[Path, str | None]:
     """Returns Keras's configuration file, and the backend that it selects."""
     file = keras_config or Path.home() / ".keras" / "keras.json"
@@ -97,25 +63,6 @@ def _configured(keras_config: Path | None) -> tuple[Path, str | None]:
         return file, str(json.loads(file.read_text())["backend"])
     except (OSError, ValueError, TypeError, KeyError):
         return file, None
-
-
-def _first_imports(tree: ast.AST) -> dict[str, int]:
-    """Returns the first line that imports each package, or uses `tf.keras`."""
-    lines: dict[str, int] = {}
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("tf.keras", _TF_KERAS):
-            names = [_TF_KERAS]
-        for name in names:
-            is_tf_keras = f"{name}.".startswith(f"{_TF_KERAS}.")
-            package = _TF_KERAS if is_tf_keras else name.partition(".")[0]
-            line = getattr(node, "lineno", 0)
-            lines[package] = min(lines.get(package, line), line)
-    return lines
 
 
 def _check_backend(variables: Mapping[str, str], keras_config: Path | None) -> Iterator[Finding]:

@@ -17,7 +17,6 @@ from tests.multiprocess.namespaces import hosts
 
 SOURCE = Path(__file__).parents[4] / "src"
 _LIMIT_S = 120
-_SKEW_S = 90
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +81,16 @@ def host_without_route(folder: Path) -> Iterator[Setup]:
 
 
 @contextlib.contextmanager
-def skewed(folder: Path, offset_s: float = _SKEW_S) -> Iterator[Setup]:
-    """A second task whose Python has another clock: the machine's own cannot be set."""
-    (folder / "sitecustomize.py").write_text(
-        f"import time\n_true = time.time\ntime.time = lambda: _true() + {offset_s}\n"
-    )
+def with_another_task(variables: Mapping[str, str]) -> Iterator[Setup]:
+    """A second task with other variables."""
     addresses = [f"127.0.0.1:{closed_port()}" for _ in range(2)]
     other = subprocess.Popen(
         [sys.executable, "-m", "stratagem", "doctor", "--cluster"],
         env={
             **os.environ,
             "TF_CONFIG": cluster(addresses, 1),
-            "PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}",
+            "PYTHONPATH": str(SOURCE),
+            **variables,
         },
         stdout=subprocess.DEVNULL,
     )
@@ -102,14 +99,6 @@ def skewed(folder: Path, offset_s: float = _SKEW_S) -> Iterator[Setup]:
     finally:
         other.kill()
         other.wait()
-
-
-@contextlib.contextmanager
-def configured_tensorflow(folder: Path) -> Iterator[Setup]:
-    (folder / ".keras").mkdir()
-    (folder / ".keras" / "keras.json").write_text('{"backend": "tensorflow"}')
-    (folder / "train.py").write_text("import keras\nimport stratagem as sg\n")
-    yield Setup([str(folder / "train.py")], {"HOME": str(folder)})
 
 
 @contextlib.contextmanager

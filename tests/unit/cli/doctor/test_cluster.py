@@ -1,8 +1,12 @@
-"""Processes of one cluster, as threads here: they join, are refused, or miss another."""
+"""The cluster: each resolver's view, ports and hosts; the survey of all processes, as threads here.
+
+Processes join, are refused, or miss another; surveys with problems are made up.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.metadata
 import json
 import platform
@@ -16,18 +20,23 @@ from typing import Any
 
 import pytest
 
-from stratagem.cli.doctor import together
-from stratagem.cli.doctor.accelerators import Probe
-from stratagem.cli.doctor.findings import Finding, Level
-from stratagem.cli.doctor.survey import Failure, Reason, Survey, SurveyedHost, check_survey
-from stratagem.cli.doctor.together import (
+from stratagem.cli.doctor import cluster as cluster_checks
+from stratagem.cli.doctor.cluster import (
+    Failure,
+    Reason,
+    Survey,
+    SurveyedHost,
     attempt,
+    check_survey,
     examine_together,
     identity_in,
     own_facts,
     take_survey,
 )
+from stratagem.cli.doctor.findings import Finding, Level
+from stratagem.cli.doctor.machine import Probe
 from stratagem.cluster.addresses import free_ports
+from stratagem.cluster.detection import ENVIRONMENTS
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.simple import ProcessClusterResolver, SimpleClusterResolver
 from stratagem.cluster.spec import ClusterSpec
@@ -37,6 +46,255 @@ from stratagem.group.authentication.secret import Credentials, Gate, Secret
 from stratagem.group.current import Identity
 from tests.unit.cli.doctor.environments import closed_port, cluster
 
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_no_cluster_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    (finding,) = cluster_checks.examine_clusters()
+    assert finding.level is Level.OK
+    assert finding.text.startswith("No cluster is described by TF_CONFIG")
+
+
+def test_tf_config_without_its_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"worker": ["a:1", "b:1"]}')
+    (finding,) = cluster_checks.examine_clusters()
+    assert finding.level is Level.WARNING
+    assert "has no key 'cluster'" in finding.text
+    assert '{"cluster": {"worker"' in finding.fix
+
+
+def test_cluster_whose_machines_answer_is_fine(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    own = f"127.0.0.1:{closed_port()}"
+    workers = [own, f"127.0.0.1:{port}", f"127.0.0.1:{closed_port()}"]
+    monkeypatch.setenv("TF_CONFIG", cluster(workers))
+    findings = list(cluster_checks.examine_clusters())
+    assert [one.level for one in findings] == [Level.OK] * 3
+    assert findings[0].text == ("TF_CONFIG: 3 processes in lockstep, this is worker 0; 3 worker.")
+    assert findings[1].text == f"This machine can listen at {own}."
+    assert findings[2].text == "All 2 other tasks can be reached."
+
+
+def test_parameter_server_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [f"127.0.0.1:{closed_port()}" for _ in range(2)]
+    jobs = {"worker": addresses[:1], "ps": addresses[1:]}
+    config = {"cluster": jobs, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    findings = list(cluster_checks.examine_clusters())
+    assert [one.level for one in findings] == [Level.OK] * 3
+    assert findings[0].text == "TF_CONFIG: this is ps 0; 1 worker, 1 ps."
+    assert findings[1].text == f"This machine can listen at {addresses[1]}."
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "fix"),
+    [
+        ("{'cluster': {}}", "TF_CONFIG is not JSON", "json.dumps"),
+        (cluster(["a", "b"]), "'a' is not of the form", "host0:2222"),
+        (cluster(["a:1", "b:1"], 2), "index 2 is outside", "from 0"),
+        (cluster(["a:1", "b:1"], kind="trainer"), "'trainer' is unknown", "type"),
+        (cluster(["a:1", "a:1"]), "same address 'a:1'", "different ports"),
+    ],
+    ids=["no JSON", "no port", "no such task", "no such type", "one address twice"],
+)
+def test_mistake_in_tf_config_is_named(
+    config: str, text: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", config)
+    finding = next(cluster_checks.examine_clusters())
+    assert finding.level is Level.ERROR
+    assert finding.text.startswith("TF_CONFIG")
+    assert text in finding.text
+    assert fix in finding.fix
+    assert "\n" not in finding.fix
+
+
+def test_port_that_is_taken_is_named(port: int) -> None:
+    finding = cluster_checks.check_own_address(f"127.0.0.1:{port}")
+    assert finding.level is Level.ERROR
+    assert f"Another program uses 127.0.0.1:{port}" in finding.text
+    assert f"ss -ltnp 'sport = :{port}'" in finding.fix
+
+
+def test_address_of_another_machine_is_no_own_address() -> None:
+    finding = cluster_checks.check_own_address("192.0.2.1:2222")
+    assert finding.level is Level.ERROR
+    assert "task type and index" in finding.fix
+
+
+def test_host_without_address_is_named() -> None:
+    address = "no-such-host.invalid:2222"
+    own = cluster_checks.check_own_address(address)
+    (peer,) = cluster_checks.check_peers({"worker 1": address})
+    assert "no-such-host.invalid, has no address" in own.text
+    assert peer.text == f"worker 1 at {address} cannot be reached: the name is unknown."
+    for finding in (own, peer):
+        assert finding.level is Level.ERROR
+        assert "headless Service" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TimeoutError(), "no answer in time."),
+        (OSError(113, "No route to host"), "there is no route to it."),
+    ],
+)
+def test_lost_hosts_are_named_and_many_are_counted(
+    error: OSError, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncio, "open_connection", fail)
+    lost = {f"worker {n}": "10.0.0.9:2222" for n in range(20)}
+    findings = list(cluster_checks.check_peers(lost, limit_s=0.5))
+    assert len(findings) == 9
+    assert findings[0].text == f"worker 0 at 10.0.0.9:2222 cannot be reached: {words}"
+    assert findings[-1].text == "12 more tasks cannot be reached."
+
+
+def test_second_cluster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", cluster(["127.0.0.1:2222"]))
+    make = ENVIRONMENTS["TF_CONFIG"]
+    findings, resolver = cluster_checks.examine_resolvers({"first": make, "second": make})
+    assert resolver is not None
+    assert findings[1].text.endswith("It is not used: an earlier one has a cluster.")
+
+
+# Findings of made-up surveys.
+
+_VERSIONS = {"Python": "3.11.7", "jax": "0.10.2"}
+
+
+def _sound(size: int = 4) -> Survey:
+    hosts = [
+        SurveyedHost(
+            f"worker {index}",
+            f"host{index}",
+            2222,
+            dict(_VERSIONS),
+            devices="8 x NVIDIA H100 (gpu)",
+            run_address=f"10.0.0.{index}",
+        )
+        for index in range(size)
+    ]
+    return Survey(hosts, failures=[])
+
+
+def _with(survey: Survey, index: int, **fields: Any) -> Survey:
+    """The survey with another host in the place of one."""
+    hosts = list(survey.hosts)
+    hosts[index] = dataclasses.replace(hosts[index], **fields)
+    return dataclasses.replace(survey, hosts=hosts)
+
+
+def _failing(
+    survey: Survey, one: int, to: int, reason: Reason, address: str, *, is_free: bool = False
+) -> Survey:
+    """The survey with one more failure."""
+    failure = Failure(one, to, is_free, reason.value, address)
+    return dataclasses.replace(survey, failures=[*survey.failures, failure])
+
+
+def _problems(survey: Survey) -> list[Finding]:
+    return [one for one in check_survey(survey) if one.is_problem]
+
+
+def test_sound_cluster_is_described_in_two_lines() -> None:
+    findings = check_survey(_sound())
+    assert [one.text for one in findings] == [
+        "All 4 hosts reach each other, on free ports and on the ports of the cluster.",
+        "All have Python 3.11.7, jax 0.10.2; and 8 x NVIDIA H100 (gpu).",
+    ]
+    assert {one.level for one in findings} == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "fix"),
+    [
+        (Reason.REFUSED, "the connection is refused", "firewall on that host"),
+        (Reason.TIMEOUT, "no answer in time", "security group"),
+        (Reason.UNKNOWN_NAME, "the name is unknown", "/etc/hosts"),
+        (Reason.NO_ROUTE, "there is no route to it", "ip route get"),
+        (Reason.WRONG_HOST, "another host of the cluster answers there", "DNS"),
+        (Reason.SILENT, "another program answers there", "end that program"),
+        (Reason.ERROR, "the connection fails", "nc -vz"),
+    ],
+)
+def test_lost_connection_names_who_and_why(reason: Reason, cause: str, fix: str) -> None:
+    survey = _sound()
+    for one in (0, 3):
+        survey = _failing(survey, one, 2, reason, "10.0.0.2")
+    (finding,) = _problems(survey)
+    assert finding.text == (
+        f"worker 0, worker 3 cannot reach worker 2 at host2:2222 (10.0.0.2): {cause}."
+    )
+    assert fix in finding.fix
+    assert not any("reach each other" in one.text for one in check_survey(survey))
+
+
+def test_closed_free_ports_are_a_problem_of_collectives() -> None:
+    (finding,) = _problems(_failing(_sound(2), 0, 1, Reason.TIMEOUT, "10.0.0.1", is_free=True))
+    assert finding.text == (
+        "worker 0 cannot reach worker 1 at 10.0.0.1 on free ports, which collectives use: no "
+        "answer in time."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "level", "fix"),
+    [
+        ("jax", "0.10.0", Level.ERROR, 'pip install "jax==0.10.2"'),
+        ("jax", None, Level.ERROR, 'pip install "jax==0.10.2"'),
+        ("Python", "3.11.9", Level.WARNING, "use Python 3.11.7"),
+        ("Python", "3.12.1", Level.ERROR, "use Python 3.11.7"),
+    ],
+)
+def test_other_version_is_named(name: str, version: str | None, level: Level, fix: str) -> None:
+    versions = {**_VERSIONS, name: version}
+    kept = {one: text for one, text in versions.items() if text is not None}
+    (finding,) = _problems(_with(_sound(), 3, versions=kept))
+    assert finding.level is level
+    assert f"{name} differs: " in finding.text
+    assert finding.text.endswith(
+        f" on worker 0, worker 1, worker 2; {version or 'missing'} on worker 3."
+    )
+    assert finding.fix.startswith(fix)
+
+
+def test_other_devices_are_named() -> None:
+    (finding,) = _problems(_with(_sound(2), 1, devices="7 x NVIDIA H100 (gpu)"))
+    assert "8 x NVIDIA H100 (gpu) on worker 0; 7 x NVIDIA H100 (gpu) on worker 1" in finding.text
+
+
+def test_other_variables_of_compiled_programs_are_named() -> None:
+    (finding,) = _problems(_with(_sound(3), 1, settings={"JAX_ENABLE_X64": "1"}))
+    assert finding.level is Level.WARNING
+    assert finding.text == "JAX_ENABLE_X64 differs: not set on worker 0, worker 2; 1 on worker 1."
+    assert finding.fix.startswith("set JAX_ENABLE_X64 alike on all hosts")
+
+
+def test_equal_findings_of_hosts_are_shown_once() -> None:
+    fields = {"topic": "machine", "level": "warning", "text": "No room.", "fix": "Make some."}
+    survey = _sound(3)
+    for index in (0, 2):
+        survey = _with(survey, index, findings=[fields, fields])
+    (finding,) = _problems(survey)
+    assert finding == Finding(
+        "machine", Level.WARNING, "worker 0, worker 2: No room.", "Make some."
+    )
+
+
+# The survey itself.
+
 _LIMIT_S = 120.0
 _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}] * 2)
 
@@ -45,8 +303,8 @@ _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes":
 def examinations(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """JAX is not started, and the findings about this machine are made up."""
     found = [Finding("machine", Level.WARNING, "No room.", "make some.")]
-    monkeypatch.setattr(together, "probe_devices", lambda: _PROBE)
-    monkeypatch.setattr(together, "examine", lambda **_: iter(found))
+    monkeypatch.setattr(cluster_checks, "probe_devices", lambda: _PROBE)
+    monkeypatch.setattr(cluster_checks, "examine", lambda *_, **__: iter(found))
     monkeypatch.delenv("STRATAGEM_SECRET", raising=False)
     monkeypatch.delenv("STRATAGEM_SECRET_FILE", raising=False)
     return found
@@ -92,7 +350,7 @@ def test_all_processes_have_the_same_survey(
         outcomes.append((rest[1], (host, port) in identities[0].addresses, outcome[0]))
         return outcome
 
-    monkeypatch.setattr(together, "attempt", recorded)
+    monkeypatch.setattr(cluster_checks, "attempt", recorded)
     surveys = _surveys(identities)
     survey = surveys[0]
     assert isinstance(survey, Survey), survey
@@ -103,7 +361,6 @@ def test_all_processes_have_the_same_survey(
     assert sorted(outcomes) == sorted(2 * expected)
     assert [host.name for host in survey.hosts] == ["worker 0", "worker 1", "worker 2"]
     assert [host.run_address for host in survey.hosts] == ["127.0.0.1"] * 3
-    assert max(map(abs, survey.offset_s)) <= max(survey.uncertainty_s)
     assert survey.hosts[2].findings[0]["text"] == "No room."
 
 
@@ -142,7 +399,7 @@ def test_failed_connection_is_in_the_survey_of_all(monkeypatch: pytest.MonkeyPat
         return (Reason.TIMEOUT, "192.0.2.1") if is_lost else (Reason.REACHED, host)
 
     identities = _identities(3)
-    monkeypatch.setattr(together, "attempt", failed)
+    monkeypatch.setattr(cluster_checks, "attempt", failed)
     first, *others = _surveys(identities)
     assert isinstance(first, Survey)
     assert others == [first] * 2
@@ -159,14 +416,14 @@ def test_other_description_of_the_cluster_is_named_on_all() -> None:
 
 
 def test_process_that_ends_in_a_survey_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = together.own_facts
+    find = cluster_checks.own_facts
 
     def interrupted(identity: Identity, *rest: Any) -> SurveyedHost:
         if identity.process_id == 1:
             raise RuntimeError("interrupted")
         return find(identity, *rest)
 
-    monkeypatch.setattr(together, "own_facts", interrupted)
+    monkeypatch.setattr(cluster_checks, "own_facts", interrupted)
     first, second, third = _surveys(_identities(3))
     assert str(second) == "interrupted"
     for error in (first, third):
@@ -313,5 +570,5 @@ def test_error_of_a_connection_has_a_reason(
     async def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(together, "reach", fail)
+    monkeypatch.setattr(cluster_checks, "reach", fail)
     assert _attempt(1) is reason

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import http.server
-import json
 import os
-import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stratagem.cli.doctor import examination
-from stratagem.cli.doctor.accelerators import (
+from stratagem.cli.doctor import machine
+from stratagem.cli.doctor.cluster import examine_clusters
+from stratagem.cli.doctor.findings import Level
+from stratagem.cli.doctor.machine import (
+    Limits,
     Probe,
     check_devices,
     check_gpu_driver,
-    check_nccl,
-    gpu_driver,
-    probe_devices,
-)
-from stratagem.cli.doctor.examination import (
-    Limits,
     check_machine,
+    check_nccl,
+    check_versions,
     examine,
+    gpu_driver,
+    installed_versions,
+    probe_devices,
     read_limits,
     variables_of_user,
 )
-from stratagem.cli.doctor.findings import Level
+from tests.unit.cli.doctor.environments import install
 
 _CPU = {"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}
 _GPU = {"platform": "gpu", "kind": "NVIDIA H100", "process": 0, "memory_bytes": 2**36}
@@ -182,80 +179,7 @@ def test_missing_nccl_is_an_error(
         assert findings[0].fix.startswith("pip install nvidia-nccl-cu13")
 
 
-# A Ray cluster that answers, is of another version, or is away; caches that are stale.
-
-_TOKEN = "0123"
-
-
-@pytest.fixture
-def dashboard() -> Iterator[str]:
-    """A server that answers as the dashboard of Ray 2.59.0 does."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            token = self.headers.get("Authorization", "")
-            is_known = self.path == "/api/version" and token in ("", f"Bearer {_TOKEN}")
-            self.send_response(200 if is_known else 401)
-            self.end_headers()
-            self.wfile.write(json.dumps({"ray_version": "2.59.0"}).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Writes nothing."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-_HERE, _FILE = {"ray": "2.59.0"}, "a token's file"
-
-
-@pytest.mark.parametrize(
-    ("variables", "installed", "level", "words"),
-    [
-        ({}, {}, None, ""),
-        ({"RAY_ADDRESS": "auto"}, _HERE, None, ""),
-        ({"RAY_AUTH_TOKEN": _TOKEN}, _HERE, Level.OK, "Ray 2.59.0 answers"),
-        ({"RAY_AUTH_TOKEN_PATH": _FILE}, _HERE, Level.OK, "Ray 2.59.0 answers"),
-        (
-            {"RAY_AUTH_TOKEN": _TOKEN},
-            {"ray": "2.60.0"},
-            Level.ERROR,
-            'Ray is 2.60.0 here and 2.59.0 on the cluster.*ray.default.==2.59.0"',
-        ),
-        ({"RAY_AUTH_TOKEN": "x"}, _HERE, Level.ERROR, "refuses the token.*set RAY_AUTH_TOKEN"),
-        ({"RAY_AUTH_TOKEN_PATH": "none"}, _HERE, Level.ERROR, "wants a token, and this machine"),
-        ({"RAY_AUTH_TOKEN": _TOKEN}, {}, Level.ERROR, "not installed.*stratagem.ray."),
-        ({"RAY_API_SERVER_ADDRESS": "file:///x"}, _HERE, Level.ERROR, "file:///x.*://HOST:8265"),
-        (
-            {"RAY_API_SERVER_ADDRESS": "", "RAY_ADDRESS": "ray://127.0.0.1:1"},
-            _HERE,
-            Level.WARNING,
-            "http://127.0.0.1:8265 does not answer",
-        ),
-    ],
-    ids=[
-        *("nothing", "any", "token", "token of a file", "version", "wrong token", "no token"),
-        *("no Ray", "no address", "nobody there"),
-    ],
-)
-def test_ray_cluster_of_the_environment(
-    dashboard: str, tmp_path: Path, variables, installed, level, words
-) -> None:
-    (tmp_path / _FILE).write_text(f"{_TOKEN}\n")
-    given = dict(variables)
-    if any("AUTH" in name for name in given):
-        # A dashboard without tokens lets everybody in; this one answers so at its own path only.
-        place = "/elsewhere" if given.get("RAY_AUTH_TOKEN_PATH") == "none" else ""
-        given["RAY_API_SERVER_ADDRESS"] = dashboard + place
-    if "RAY_AUTH_TOKEN_PATH" in given:
-        given["RAY_AUTH_TOKEN_PATH"] = str(tmp_path / given["RAY_AUTH_TOKEN_PATH"])
-    limit_s = 1 if level is Level.WARNING else 60
-    found = list(examination.check_ray(given, installed, limit_s))
-    assert [one.level for one in found] == ([] if level is None else [level])
-    assert re.search(words, " ".join(f"{one.text} {one.fix}" for one in found))
+# Caches.
 
 
 def test_cache_folder_that_is_a_file_cannot_be_written(
@@ -263,12 +187,12 @@ def test_cache_folder_that_is_a_file_cannot_be_written(
 ) -> None:
     monkeypatch.setenv("STRATAGEM_CACHE_DIR", str(tmp_path / "made later" / "cache"))
     name = "JAX_COMPILATION_CACHE_DIR"
-    assert not list(examination.check_caches({name: "gs://bucket/cache"}))
+    assert not list(machine.check_caches({name: "gs://bucket/cache"}))
     (tmp_path / "file").write_bytes(b"x")
-    (finding,) = examination.check_caches({name: str(tmp_path / "file" / "programs")})
+    (finding,) = machine.check_caches({name: str(tmp_path / "file" / "programs")})
     assert f"{name} cannot be written: {tmp_path / 'file'} is a file" in finding.text
     monkeypatch.setenv("STRATAGEM_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    (finding,) = examination.check_caches({})
+    (finding,) = machine.check_caches({})
     assert "set STRATAGEM_CACHE_DIR to a folder" in finding.fix
 
 
@@ -352,17 +276,27 @@ def test_each_file_system_is_examined_once(tmp_path: Path, monkeypatch: pytest.M
 _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}])
 
 
-def test_every_topic_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+def test_every_topic_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.setenv("TF_CONFIG", "{")
-    script = tmp_path / "train.py"
-    script.write_text("import stratagem\n")
-    findings = list(examine(script, _PROBE))
+    findings = list(examine(_PROBE, examine_clusters))
     topics = list(dict.fromkeys(one.topic for one in findings))
-    assert topics == ["versions", "settings", "script", "machine", "devices", "cluster"]
+    assert topics == ["versions", "settings", "machine", "devices", "cluster"]
     assert {"settings", "cluster"} <= {one.topic for one in findings if one.level is Level.ERROR}
-    assert not any(one.topic == "cluster" for one in examine(probe=_PROBE, has_cluster=False))
+    assert not any(one.topic == "cluster" for one in examine(_PROBE))
+
+
+def test_plugin_for_another_jaxlib_is_an_error() -> None:
+    (_, problem) = check_versions({"jaxlib": "0.10.2", "jax-cuda12-plugin": "0.10.1"})
+    assert problem.level is Level.ERROR
+    assert problem.fix == 'pip install "jax-cuda12-plugin==0.10.2"'
+    (shown,) = check_versions(_PLUGIN)
+    assert "jaxlib 0.10.2" in shown.text
+
+
+def test_nightly_package_is_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path, "no-such-thing-nightly", "0.1.dev1")))
+    assert installed_versions(["no-such-thing"]) == {"no-such-thing": "0.1.dev1"}
 
 
 @pytest.mark.parametrize(
@@ -382,6 +316,6 @@ def test_backend_that_the_import_selected_is_not_the_users(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "environ").write_bytes(initial)
-    monkeypatch.setattr(examination, "_INITIAL_VARIABLES", tmp_path / "environ")
+    monkeypatch.setattr(machine, "_INITIAL_VARIABLES", tmp_path / "environ")
     monkeypatch.setenv("KERAS_BACKEND", backend)
     assert variables_of_user().get("KERAS_BACKEND") == expected
