@@ -347,7 +347,10 @@ def test_each_is_raised_once_the_oldest_first() -> None:
 # The stub of public names: each leads to the object of that name, in the module that it states.
 
 
-LAZY = {sg: sg.public_names(), sg.checkpoint: sg.public_names(sg.checkpoint.__file__)}
+LAZY = {
+    package: sg.public_names(package.__file__)
+    for package in (sg, sg.checkpoint, sg.cluster, sg.cluster_resolver, sg.preemption)
+}
 
 
 @pytest.mark.parametrize(

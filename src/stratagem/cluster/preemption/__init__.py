@@ -1,33 +1,18 @@
-"""Preemption notices: sources in this process, and what to do after one. Loads no JAX."""
+"""Preemption notices: sources in this process, and what to do after one. Loads no JAX.
 
-from stratagem.cluster.preemption.configuration import (
-    EXIT_CODE,
-    GOOGLE_CLOUD_EXIT_CODE,
-    GoogleCloudSource,
-    PolledSource,
-    PreemptionWatcher,
-    TerminationConfig,
-    name_of_environment,
-    on_google_cloud,
-    pod_time_left,
-    slurm_time_left,
-)
-from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource
-from stratagem.cluster.preemption.signals import SignalSource
+`__init__.pyi` lists the public names. Each is loaded at its first use.
+"""
 
-__all__ = [
-    "AnySource",
-    "EXIT_CODE",
-    "GOOGLE_CLOUD_EXIT_CODE",
-    "GoogleCloudSource",
-    "Notice",
-    "NoticeSource",
-    "PolledSource",
-    "PreemptionWatcher",
-    "SignalSource",
-    "TerminationConfig",
-    "name_of_environment",
-    "on_google_cloud",
-    "pod_time_left",
-    "slurm_time_left",
-]
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem import load_name, public_names
+
+
+def __getattr__(name: str) -> Any:
+    return load_name(__name__, __file__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(public_names(__file__))

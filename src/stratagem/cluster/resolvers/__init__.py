@@ -1,28 +1,18 @@
-"""Cluster resolvers, one per environment."""
+"""Cluster resolvers, one per environment.
 
-from stratagem.cluster.resolvers.gce import GCEClusterResolver
-from stratagem.cluster.resolvers.kubernetes import (
-    KubernetesClusterResolver,
-    KubernetesExecutableLocation,
-)
-from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
-from stratagem.cluster.resolvers.simple import ProcessClusterResolver, SimpleClusterResolver
-from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
-from stratagem.cluster.resolvers.tpu import TPUClusterResolver
-from stratagem.cluster.resolvers.union import UnionResolver
+`__init__.pyi` lists the public names. Each is loaded at its first use.
+"""
 
-__all__ = [
-    "ClusterResolver",
-    "GCEClusterResolver",
-    "KubernetesClusterResolver",
-    "KubernetesExecutableLocation",
-    "ProcessClusterResolver",
-    "SageMakerClusterResolver",
-    "SimpleClusterResolver",
-    "SlurmClusterResolver",
-    "TFConfigClusterResolver",
-    "TPUClusterResolver",
-    "UnionResolver",
-]
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem import load_name, public_names
+
+
+def __getattr__(name: str) -> Any:
+    return load_name(__name__, __file__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(public_names(__file__))
