@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from pathlib import Path
-from typing import Any
 
 from stratagem.errors import NotFoundError, explain, invalid
 
@@ -198,27 +196,7 @@ _KINDS: dict[str, type[Event]] = {
     "members": MembersEvent,
 }
 _KIND_OF = {event_type: kind for kind, event_type in _KINDS.items()}
-_TYPES: dict[str, tuple[type[Any], ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "str": (str,),
-    "None": (type(None),),
-    "dict[str, float | None]": (dict,),
-    "list[str]": (list,),
-}
-
-
-def _types_of(annotation: str) -> set[type[Any]]:
-    parts = [annotation] if annotation in _TYPES else annotation.split(" | ")
-    return {one for part in parts for one in _TYPES[part]}
-
-
-# Allowed types of each field, by event type.
-_FIELDS = {
-    event_type: {field.name: _types_of(str(field.type)) for field in dataclasses.fields(event_type)}
-    for event_type in _KIND_OF
-}
+_FIELDS = {one: tuple(field.name for field in dataclasses.fields(one)) for one in _KIND_OF}
 
 
 def encode(event: Event) -> str:
@@ -236,7 +214,7 @@ def encode(event: Event) -> str:
 def decode(line: str) -> Event:
     """Decodes a line written by `encode`, ignoring unknown fields.
 
-    Raises ValueError for a truncated line, another version or kind, or a missing or invalid field.
+    Raises ValueError for a truncated line, another version or kind, or a missing field.
 
     Example:
         >>> decode('{"version": 1, "kind": "notice", "time_s": 9, "monotonic_s": 2, "reason": ""}')
@@ -253,22 +231,10 @@ def decode(line: str) -> Event:
     event_type = _KINDS.get(str(values.get("kind")))
     if event_type is None:
         raise _unreadable_error(f"its kind is {values.get('kind')!r}")
-    allowed = _FIELDS[event_type]
-    for name, types in allowed.items():
-        value = values.get(name)
-        if name not in values or type(value) not in types or not _is_valid(value):
-            raise _unreadable_error(f"its {name} is {value!r}")
-    return event_type(**{name: values[name] for name in allowed})
-
-
-def _is_valid(value: object) -> bool:
-    """Returns False for a number that is not finite, and for other contents than declared."""
-    if isinstance(value, dict):
-        numbers = _TYPES["float"] + _TYPES["None"]
-        return all(type(one) in numbers and _is_valid(one) for one in value.values())
-    if isinstance(value, list):
-        return all(isinstance(one, str) for one in value)
-    return not isinstance(value, float) or math.isfinite(value)
+    try:
+        return event_type(**{name: values[name] for name in _FIELDS[event_type]})
+    except KeyError as missing:
+        raise _unreadable_error(f"it has no {missing}") from missing
 
 
 def _unreadable_error(why: str) -> ValueError:
@@ -353,7 +319,7 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
     """
     follower = RunFollower(run_dir)
     follower.poll()
-    return follower.events(is_final=True)
+    return follower.events()
 
 
 class RunFollower:
@@ -395,11 +361,8 @@ class RunFollower:
         found = [one for one in news if one is not None]
         return tuple(sorted(found, key=lambda one: one.start.time_s))
 
-    def events(self, *, is_final: bool = False) -> RunEvents:
-        """Returns all events read so far.
-
-        Args:
-            is_final: True to report a last line without an end, which may still be written.
+    def events(self) -> RunEvents:
+        """Returns all events read so far. A last line without an end may still be written.
 
         Returns:
             The events, with a list of unreadable files and lines.
@@ -407,9 +370,9 @@ class RunFollower:
         Raises:
             NotFoundError: no readable events were found.
         """
-        read = [file.process(is_final=is_final) for file in self._files.values()]
+        read = [file.process() for file in self._files.values()]
         processes = [process for process in read if process is not None]
-        reported = [file.problem(is_final=is_final) for file in self._files.values()]
+        reported = [file.problem() for file in self._files.values()]
         problems = [problem for problem in reported if problem is not None]
         if not processes:
             raise NotFoundError(
@@ -454,21 +417,18 @@ class _GrowingFile:
             self._events += news[:1]  # the start
         return self._process_of(news)
 
-    def process(self, *, is_final: bool) -> ProcessEvents | None:
+    def process(self) -> ProcessEvents | None:
         """Returns all events so far, in order."""
-        last = self._last_line() if is_final else None
-        return self._process_of([*self._events, last] if isinstance(last, Event) else self._events)
+        return self._process_of(self._events)
 
-    def problem(self, *, is_final: bool) -> str | None:
+    def problem(self) -> str | None:
         """Describes what could not be read; None without a problem."""
         if self._error is not None:
             return self._error
-        wrong = list(self._wrong)
-        if is_final and isinstance(last := self._last_line(), str):
-            wrong.append(last)
-        if wrong:
-            more = f" {len(wrong) - 1} more lines are unreadable." if len(wrong) > 1 else ""
-            return f"{self._path.name}, {wrong[0]}{more}"
+        if self._wrong:
+            count = len(self._wrong) - 1
+            more = f" {count} more lines are unreadable." if count else ""
+            return f"{self._path.name}, {self._wrong[0]}{more}"
         if self._events and not isinstance(self._events[0], StartEvent):
             return f"{self._path.name}: skipped, because its first event is not a start."
         return None
@@ -481,24 +441,12 @@ class _GrowingFile:
         ordered = sorted(events, key=lambda event: (event is not start, event.monotonic_s))
         return ProcessEvents(start=start, events=tuple(ordered))
 
-    def _last_line(self) -> Event | str | None:
-        """Decodes a last line without an end; None without one."""
-        return _event_or_fault(self._rest, self._num_lines + 1) if self._rest else None
-
     def _decoded(self, line: bytes) -> Event | None:
         self._num_lines += 1
         if not line:
             return None
-        event = _event_or_fault(line, self._num_lines)
-        if isinstance(event, Event):
-            return event
-        self._wrong.append(event)
-        return None
-
-
-def _event_or_fault(line: bytes, number: int) -> Event | str:
-    """Returns the event of a line, or the reason why it cannot be read."""
-    try:
-        return decode(line.decode("utf-8", "replace"))
-    except ValueError as error:
-        return f"line {number}: {str(error).splitlines()[0]}"
+        try:
+            return decode(line.decode("utf-8", "replace"))
+        except ValueError as error:
+            self._wrong.append(f"line {self._num_lines}: {str(error).splitlines()[0]}")
+            return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 import subprocess
@@ -73,7 +72,11 @@ _NOT_AN_EVENT = "line 1: This line is not an event: "
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("worker-9.jsonl", encode(end(3))[:-10], f"{_NOT_AN_EVENT}it is not a complete JSON"),
+        (
+            "worker-9.jsonl",
+            f"{encode(end(3))[:-10]}\n",
+            f"{_NOT_AN_EVENT}it is not a complete JSON",
+        ),
         ("worker-9.jsonl", f"{_STRANGE}\n", f"{_NOT_AN_EVENT}its kind is 'coffee'"),
         (
             "worker-9.jsonl",
@@ -91,9 +94,9 @@ def test_file_that_cannot_be_read_is_reported_and_the_rest_read(
     write(tmp_path, gang_restart())
     path = tmp_path / "events" / name
     path.mkdir() if content is None else path.write_text(content)
-    # A whole last line counts without an end, once the run is over.
+    # A last line without an end may still be written.
     with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
-        file.write(encode(end(90)))
+        file.write(f"{encode(end(90))}\n{encode(end(91))[:-10]}")
     read = read_run(tmp_path)
     assert read.problems[0].startswith(name)
     assert problem in read.problems[0]
@@ -114,7 +117,7 @@ def test_lines_of_threads_are_put_in_order(tmp_path) -> None:
     one = process("worker 0", 0)
     (tmp_path / "events").mkdir()
     lines = [encode(event) for event in (one.start, *events)]
-    (tmp_path / "events" / "worker-0.jsonl").write_text("\n".join(lines))
+    (tmp_path / "events" / "worker-0.jsonl").write_text("\n".join([*lines, ""]))
     (read,) = read_run(tmp_path).processes
     assert [event.monotonic_s for event in read.events] == [0, 3, 4, 5, 6]
 
@@ -318,24 +321,16 @@ def test_event_is_one_line_and_comes_back(event) -> None:
     assert decode(json.dumps(values | {"color": "blue"})) == event  # as of a later release
 
 
-@pytest.mark.parametrize(
-    ("event", "change"),
-    [
-        (restored(5, 17), {"version": 2}),
-        (restored(5, 17), {"kind": "coffee"}),
-        *((restored(5, 17), {"step": step}) for step in ("7", True, 7.5)),
-        (restored(5, 17), {"source": None}),
-        (restored(5, 17), {"time_s": math.nan}),
-        *((progress(8, 7), {"values": one}) for one in (None, [1.0], {"loss": "1"})),
-        *((progress(8, 7), {"values": {"loss": one}}) for one in (True, math.inf)),
-        *((members(8, 1, 2), {"lost": one}) for one in ("worker 1", None, [1], {"worker 1": 1.0})),
-    ],
-)
-def test_line_of_another_form_is_refused(event, change) -> None:
+@pytest.mark.parametrize("change", [{"version": 2}, {"kind": "coffee"}])
+def test_line_of_another_form_is_refused(change) -> None:
     ((name, value),) = change.items()
     words = re.escape(f"This line is not an event: its {name} is {value!r}")
     with pytest.raises(ValueError, match=words):
-        decode(json.dumps(json.loads(encode(event)) | change))
+        decode(json.dumps(json.loads(encode(restored(5, 17))) | change))
+    values = json.loads(encode(restored(5, 17)))
+    del values["source"]
+    with pytest.raises(ValueError, match="it has no 'source'"):
+        decode(json.dumps(values))
 
 
 @pytest.mark.parametrize("line", ["", '{"version": 1, "ki', "[1]", "7", "\x00\x00"])
