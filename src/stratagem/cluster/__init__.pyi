@@ -3,7 +3,6 @@
 from stratagem.cluster.accelerators import TPUSystemMetadata as TPUSystemMetadata
 from stratagem.cluster.detection import ENVIRONMENTS as ENVIRONMENTS
 from stratagem.cluster.detection import detect as detect
-from stratagem.cluster.kubernetes_services import resolve_cluster as resolve_cluster
 from stratagem.cluster.processes import Processes as Processes
 from stratagem.cluster.processes import check_cluster as check_cluster
 from stratagem.cluster.processes import processes_of_task as processes_of_task
@@ -14,6 +13,7 @@ from stratagem.cluster.resolvers.kubernetes import (
 from stratagem.cluster.resolvers.kubernetes import (
     KubernetesExecutableLocation as KubernetesExecutableLocation,
 )
+from stratagem.cluster.resolvers.kubernetes import resolve_cluster as resolve_cluster
 from stratagem.cluster.resolvers.resolver import ClusterResolver as ClusterResolver
 from stratagem.cluster.resolvers.sagemaker import (
     SageMakerClusterResolver as SageMakerClusterResolver,

@@ -136,7 +136,7 @@ def test_colors_are_those_that_the_environment_asks_for(variables, is_styled, is
     env = {"NO_COLOR": None, "FORCE_COLOR": None, "TERM": "xterm-256color", **variables}
     result = CliRunner().invoke(main, ["explain", "SG204"], env=env, color=True)
     assert ("\x1b[" in result.stdout) is (is_styled and is_colored)
-    result = CliRunner().invoke(main, ["config", "--show"], env=env, color=True)
+    result = CliRunner().invoke(main, ["devices"], env=env, color=True)
     assert ("\x1b[" in result.stdout) is is_styled
 
 

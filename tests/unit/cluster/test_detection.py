@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from stratagem.cluster.addresses import is_loopback, join_address, split_address
 from stratagem.cluster.detection import ENVIRONMENTS, detect, detect_with_servers, ray_train
-from stratagem.cluster.kubernetes_services import resolve_cluster
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers import gce
+from stratagem.cluster.resolvers.kubernetes import resolve_cluster
 from stratagem.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node
 from tests.unit.cluster.test_launchers import KUBEFLOW_JAX, KUBEFLOW_TORCH, OPEN_MPI, TORCHRUN
 

@@ -48,7 +48,8 @@ def _exists_in(path: Path, parts: list[str]) -> bool:
     """Follows submodules from a package's folder, or a module's file, to an exported name."""
     for part in parts:
         if path.is_dir():
-            names, below = _names(path / "__init__.py"), path / part
+            stub, below = path / "__init__.pyi", path / part
+            names = _names(stub if stub.is_file() else path / "__init__.py")
             if below.is_dir() or below.with_suffix(".py").is_file():
                 path = below if below.is_dir() else below.with_suffix(".py")
                 continue

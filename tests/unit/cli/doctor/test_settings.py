@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from stratagem.cli.doctor.findings import Finding, Level, describe, facts, redacted, show
-from stratagem.cli.doctor.settings import check_settings
+from stratagem.cli.doctor.machine import check_settings
 
 
 def _check(variables: dict[str, str], tmp_path: Path) -> list[Finding]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stratagem.cli.input_service import command
 from stratagem.cli.manifests.rendering import (
     kubernetes_template,
     ray_template,
     render_kubernetes,
     render_ray,
 )
+from stratagem.cli.server import input_service_command
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.group.authentication.secret import Secret
@@ -284,7 +284,9 @@ def test_input_workers_join_their_dispatcher_and_tasks_find_it() -> None:
     assert service["selector"] == pod["metadata"]["labels"]
     assert service["ports"] == [{"name": "dispatcher", "port": 6000}]
     commands = {
-        name: command.make_context("input-service", [*container["command"][4:], *container["args"]])
+        name: input_service_command.make_context(
+            "input-service", [*container["command"][4:], *container["args"]]
+        )
         for name, one in found.items()
         for container in one["spec"]["template"]["spec"]["containers"]
     }
