@@ -376,15 +376,8 @@ def _check_equality(survey: Survey) -> Iterator[Finding]:
     hosts = survey.hosts
     versions = list(_differences(survey, [host.versions for host in hosts], "missing"))
     for name, common, text in versions:
-        if name != "Python":
-            others = "on the others; all processes compile the same program."
-            yield error(text, f'pip install "{name}=={common}" {others}')
-            continue
-        # Bytecode is that of the minor version.
-        minors = {host.versions[name].rpartition(".")[0] for host in hosts}
-        problem = warning if len(minors) == 1 else error
-        sent = "functions are sent between them as bytecode."
-        yield problem(text, f"use Python {common} on all hosts: {sent}")
+        fix = f"install {name} {common} on all hosts: all processes compile the same program."
+        yield error(text, fix)
     for name, _, text in _differences(survey, [host.settings for host in hosts], "not set"):
         fix = f"set {name} alike on all hosts: all processes compile the same program."
         yield warning(text, fix)
@@ -575,7 +568,10 @@ def own_facts(identity: Identity, run_address: str, found: Iterable[Finding]) ->
         name=identity.label.partition(" (")[0],
         address=address,
         port=port,
-        versions={"Python": platform.python_version(), **installed_versions(_PACKAGES)},
+        versions={
+            "Python": ".".join(platform.python_version_tuple()[:2]),  # its bytecode is sent
+            **installed_versions(_PACKAGES),
+        },
         settings={name: variables[name] for name in _VARIABLES if name in variables},
         devices=", ".join(counted_devices(probe.devices)) or "none",
         findings=[dataclasses.asdict(one) for one in made if one.is_problem],

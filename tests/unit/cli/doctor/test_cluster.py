@@ -171,7 +171,7 @@ def test_second_cluster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Findings of made-up surveys.
 
-_VERSIONS = {"Python": "3.11.7", "jax": "0.10.2"}
+_VERSIONS = {"Python": "3.11", "jax": "0.10.2"}
 
 
 def _sound(size: int = 4) -> Survey:
@@ -212,7 +212,7 @@ def test_sound_cluster_is_described_in_two_lines() -> None:
     findings = check_survey(_sound())
     assert [one.text for one in findings] == [
         "All 4 hosts reach each other, on free ports and on the ports of the cluster.",
-        "All have Python 3.11.7, jax 0.10.2; and 8 x NVIDIA H100 (gpu).",
+        "All have Python 3.11, jax 0.10.2; and 8 x NVIDIA H100 (gpu).",
     ]
     assert {one.level for one in findings} == {Level.OK}
 
@@ -250,19 +250,18 @@ def test_closed_free_ports_are_a_problem_of_collectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "level", "fix"),
+    ("name", "version", "fix"),
     [
-        ("jax", "0.10.0", Level.ERROR, 'pip install "jax==0.10.2"'),
-        ("jax", None, Level.ERROR, 'pip install "jax==0.10.2"'),
-        ("Python", "3.11.9", Level.WARNING, "use Python 3.11.7"),
-        ("Python", "3.12.1", Level.ERROR, "use Python 3.11.7"),
+        ("jax", "0.10.0", "install jax 0.10.2"),
+        ("jax", None, "install jax 0.10.2"),
+        ("Python", "3.12", "install Python 3.11"),
     ],
 )
-def test_other_version_is_named(name: str, version: str | None, level: Level, fix: str) -> None:
+def test_other_version_is_named(name: str, version: str | None, fix: str) -> None:
     versions = {**_VERSIONS, name: version}
     kept = {one: text for one, text in versions.items() if text is not None}
     (finding,) = _problems(_with(_sound(), 3, versions=kept))
-    assert finding.level is level
+    assert finding.level is Level.ERROR
     assert f"{name} differs: " in finding.text
     assert finding.text.endswith(
         f" on worker 0, worker 1, worker 2; {version or 'missing'} on worker 3."
@@ -497,7 +496,7 @@ def test_facts_are_json_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None
     assert found["address"] == "127.0.0.1"
     assert found["run_address"] == "10.0.0.1"
     assert found["devices"] == "2 x cpu"
-    assert found["versions"]["Python"] == platform.python_version()
+    assert platform.python_version().startswith(found["versions"]["Python"])
     assert found["versions"]["jaxlib"] == importlib.metadata.version("jaxlib")
     assert found["settings"]["JAX_ENABLE_X64"] == "true"
     assert found["settings"]["XLA_FLAGS"] == "--a=1"
