@@ -79,10 +79,10 @@ def profile_of_steps() -> dict[str, Any]:
     return figures
 
 
-@check(priority=3, timeout_s=150)
+@check(priority=3, timeout_s=180)
 def selftest() -> dict[str, Any]:
     """`stratagem doctor --self-test`: a short training under every strategy."""
-    code, output, errors = _command("doctor", "--self-test", timeout_s=140)
+    code, output, errors = _command("doctor", "--self-test", timeout_s=170)
     assert code == 0, (output[-6000:], errors[-2000:])
     return {"output": output[-8000:]}
 

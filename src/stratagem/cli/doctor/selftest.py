@@ -128,9 +128,8 @@ def check_case(case: Case, limit_s: float = _LIMIT_S) -> Finding:
             if largest <= _TOLERANCE:
                 return ok(f"{case.title}: the weights of NumPy, by {_replicas(found[-1])}.")
             problem = f"weights differ by {largest:.1e}"
-    return error(
-        f"{case.title}: {problem}.", f"run python {' '.join(program)} for the whole output."
-    )
+    shown = f"JAX_NUM_CPU_DEVICES=2 python {' '.join(program)}"
+    return error(f"{case.title}: {problem}.", f"run {shown} for the whole output.")
 
 
 def _replicas(found: Mapping[str, Any]) -> str:

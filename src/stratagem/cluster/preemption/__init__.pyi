@@ -8,10 +8,6 @@ from stratagem.cluster.preemption.configuration import GoogleCloudSource as Goog
 from stratagem.cluster.preemption.configuration import PolledSource as PolledSource
 from stratagem.cluster.preemption.configuration import PreemptionWatcher as PreemptionWatcher
 from stratagem.cluster.preemption.configuration import TerminationConfig as TerminationConfig
-from stratagem.cluster.preemption.configuration import name_of_environment as name_of_environment
-from stratagem.cluster.preemption.configuration import on_google_cloud as on_google_cloud
-from stratagem.cluster.preemption.configuration import pod_time_left as pod_time_left
-from stratagem.cluster.preemption.configuration import slurm_time_left as slurm_time_left
 from stratagem.cluster.preemption.notices import AnySource as AnySource
 from stratagem.cluster.preemption.notices import Notice as Notice
 from stratagem.cluster.preemption.notices import NoticeSource as NoticeSource

@@ -112,19 +112,7 @@ _KEYS = (
 
 
 def on_google_cloud() -> bool:
-    """Detects a Google Cloud VM without network access.
-
-    Returns:
-        True if the firmware says so, or `GCE_METADATA_HOST` or `GCE_METADATA_IP` is set.
-
-    Example:
-        >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", GCE_METADATA_HOST="169.254.169.254"):
-        ...     sg.preemption.on_google_cloud()
-        True
-
-    Source: TF 2.21 failure_handling_util.py, on_gcp.
-    """
+    """Returns True on a Google Cloud VM, by its firmware or GCE_METADATA_HOST or _IP."""
     if environment.lookup("GCE_METADATA_HOST") or environment.lookup("GCE_METADATA_IP"):
         return True
     try:
@@ -186,21 +174,9 @@ class GoogleCloudSource(WatchingSource):
 
 
 def name_of_environment() -> str | None:
-    """Returns the name of the environment that gives notice to this process.
+    """Returns the name of the environment that gives notice to this process; None elsewhere.
 
     A scheduler takes precedence over the cloud that provides its machines.
-
-    Returns:
-        `"Kubernetes"`, `"Slurm"` or `"Google Cloud"`; None elsewhere.
-
-    Example:
-        >>> from unittest import mock
-        >>> pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-        >>> with mock.patch.dict("os.environ", pod):  # Kubernetes sets it in each pod
-        ...     sg.preemption.name_of_environment()
-        'Kubernetes'
-
-    Source: specific to Stratagem.
     """
     if environment.lookup("KUBERNETES_SERVICE_HOST"):
         return "Kubernetes"
@@ -210,23 +186,9 @@ def name_of_environment() -> str | None:
 
 
 def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
-    """Returns a function that gives the time a pod has after SIGTERM.
+    """Returns a function that gives the seconds that a pod has after SIGTERM.
 
-    Args:
-        grace_s: the pod's `terminationGracePeriodSeconds`, which a pod cannot read itself; None for
-            `STRATAGEM_POD_GRACE_S`, which defaults to Kubernetes's 30.
-
-    Returns:
-        A function without arguments that returns seconds.
-
-    Raises:
-        ValueError: the time is not above 0.
-
-    Example:
-        >>> sg.preemption.pod_time_left(120)()
-        120.0
-
-    Source: Kubernetes, page "Pod Lifecycle", terminationGracePeriodSeconds.
+    A pod cannot read its `terminationGracePeriodSeconds`; None is for `STRATAGEM_POD_GRACE_S`.
     """
     time_left_s = settings.read("pod_grace_s") if grace_s is None else float(grace_s)
     if not 0 < time_left_s < float("inf"):
@@ -239,27 +201,10 @@ def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
 
 
 def slurm_time_left() -> Callable[[], float] | None:
-    """Returns a function that gives the time until the time limit of a Slurm job.
+    """Returns a function that gives the seconds until the time limit of a Slurm job.
 
-    A preempted or canceled job has less time, but Slurm does not report how much.
-
-    Returns:
-        A function without arguments that returns seconds; None if `SLURM_JOB_END_TIME` is not set,
-        as in older versions of Slurm.
-
-    Raises:
-        ValueError: the variable is not a time.
-
-    Example:
-        >>> import time
-        >>> from unittest import mock
-        >>> job = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
-        >>> with mock.patch.dict("os.environ", job):  # Slurm sets it
-        ...     time_left = sg.preemption.slurm_time_left()
-        >>> 3500 < time_left() <= 3600
-        True
-
-    Source: Slurm, page "sbatch", SLURM_JOB_END_TIME.
+    A preempted or canceled job has less time, but Slurm does not report how much. None if
+    `SLURM_JOB_END_TIME` is not set, as in older versions of Slurm.
     """
     text = environment.lookup("SLURM_JOB_END_TIME")
     if text is None:

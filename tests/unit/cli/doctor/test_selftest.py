@@ -56,7 +56,7 @@ def test_wrong_weights_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cases.check_case(_BY_NAME["mirrored"])
     assert found.level is Level.ERROR
     assert found.text == "MirroredStrategy: weights differ by 1.0e-03."
-    assert found.fix.startswith("run python -m stratagem.cli.doctor.selftest mirrored")
+    assert "python -m stratagem.cli.doctor.selftest mirrored for the whole" in found.fix
 
 
 def test_every_worker_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
