@@ -45,14 +45,25 @@ def join_address(host: str, port: int | str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for localhost, its addresses, and 0.0.0.0, which other machines cannot reach."""
+    """True for localhost and its addresses, at which no other machine can reach this one.
+
+    False for 0.0.0.0 and `::`: a port there is open to every network of this machine.
+    """
     if host in _LOOPBACK_NAMES:
         return True
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified
+    return address.is_loopback
+
+
+def is_every_interface(host: str) -> bool:
+    """True for 0.0.0.0 and `::`, which can be listened at, and are no address for others."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 # Ray has 10,001 to 19,999 for clients and workers.

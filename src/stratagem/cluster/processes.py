@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from stratagem.cluster.addresses import is_loopback, split_address, without_scheme
+from stratagem.cluster.addresses import (
+    is_every_interface,
+    is_loopback,
+    split_address,
+    without_scheme,
+)
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import invalid
@@ -61,7 +66,7 @@ def _owners(cluster_spec: ClusterSpec) -> list[tuple[str, str]]:
 
 
 def check_addresses(cluster_spec: ClusterSpec) -> None:
-    """Raises ValueError for malformed, duplicate, or unreachable loopback addresses."""
+    """Raises ValueError for malformed and duplicate addresses, and for unreachable ones."""
     owners = _owners(cluster_spec)
     taken: dict[tuple[str, int], str] = {}
     for owner, address in owners:
@@ -77,9 +82,10 @@ def check_addresses(cluster_spec: ClusterSpec) -> None:
     if all(is_loopback(host) for host, _ in taken):
         return
     for owner, address in owners:
-        if is_loopback(split_address(address)[0]):
+        host = split_address(address)[0]
+        if is_loopback(host) or is_every_interface(host):
             raise invalid(
-                f"{owner} has the loopback address {address!r}, in a cluster of several hosts.",
+                f"{owner} has the address {address!r}, in a cluster of several hosts.",
                 expected="an address that the other hosts can reach.",
                 fix="use the host's name or IP address. Loopback works only if all tasks use it.",
                 code="SG503",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import ipaddress
 import os
 import socket
 import threading
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.cluster.addresses import free_ports
+from stratagem.cluster.addresses import free_ports, is_every_interface
 from stratagem.errors import invalid
 from stratagem.group.authentication.connections import (
     Streams,
@@ -270,7 +269,7 @@ class Connection:
             await notify(identity, self._credentials, Verdict("ValueError", str(failure)))
             raise failure from error
         address = listeners[0].getsockname()[0]
-        self._host = "127.0.0.1" if ipaddress.ip_address(address).is_unspecified else address
+        self._host = "127.0.0.1" if is_every_interface(address) else address
         hub = Hub(
             list(identity.labels),
             self._limits,

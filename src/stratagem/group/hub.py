@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import ipaddress
 import json
 import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from stratagem.cluster.addresses import is_loopback
 from stratagem.errors import explain
 from stratagem.group.assignments import Assignments
 from stratagem.group.authentication.connections import (
@@ -65,18 +65,11 @@ def reachable_addresses(links: Sequence[Link]) -> list[str]:
     Processes that reached process 0 by loopback run on its host. They get the address by which the
     first process from another host reached it, if any.
     """
-    outside = [link.reached for link in links if not _is_loopback(link.reached)]
+    outside = [link.reached for link in links if not is_loopback(link.reached)]
     return [
-        outside[0] if outside and _is_loopback(link.own) and _is_loopback(link.source) else link.own
+        outside[0] if outside and is_loopback(link.own) and is_loopback(link.source) else link.own
         for link in links
     ]
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 # Exchanges of values between all processes, collected and checked by process 0.

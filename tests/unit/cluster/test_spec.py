@@ -351,9 +351,9 @@ WRONG = [
         None,
         "The cluster has 2 tasks, but the task of this process is",
     ),
-    ({"worker": ["a:1", "localhost:1"]}, "worker", 0, "worker 1 has the loopback address 'localho"),
-    ({"worker": ["127.0.0.1:1", "a:1"]}, "worker", 1, "worker 0 has the loopback address '127"),
-    ({"worker": ["a:1"], "ps": ["0.0.0.0:1"]}, "worker", 0, "ps 0 has the loopback address '0."),
+    ({"worker": ["a:1", "localhost:1"]}, "worker", 0, "worker 1 has the address 'localhost:1'"),
+    ({"worker": ["127.0.0.1:1", "a:1"]}, "worker", 1, "worker 0 has the address '127"),
+    ({"worker": ["a:1"], "ps": ["0.0.0.0:1"]}, "worker", 0, "ps 0 has the address '0."),
     ({"worker": ["a:1", "b"]}, "worker", 0, "Address 'b' is not of the form host:port"),
 ]
 

@@ -114,11 +114,12 @@ def test_scrape_needs_the_token_if_there_is_a_secret(tmp_path, monkeypatch) -> N
         stop()
 
 
-def test_other_addresses_need_a_secret(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "::"])
+def test_other_addresses_need_a_secret(host, tmp_path, monkeypatch) -> None:
     for name in ("SECRET", "SECRET_FILE", "ALLOW_UNAUTHENTICATED"):
         monkeypatch.delenv(f"STRATAGEM_{name}", raising=False)
     with pytest.raises(ValueError, match="The export to Prometheus has no secret"):
-        serve(Watcher(tmp_path), 0, "192.0.2.1")
+        serve(Watcher(tmp_path), 0, host)
 
 
 @pytest.mark.slow

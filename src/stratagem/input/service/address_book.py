@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import ipaddress
 import os
-import platform
 import threading
 import time
 from typing import Any
@@ -45,9 +43,6 @@ def service_keys(address: str) -> ClusterKeys:
     a secret for another host.
     """
     host = split_address(address)[0]
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_unspecified:  # All networks of this machine.
-            host = platform.node()
     secret = required_secret(_WHO, [host])
     if secret is None and is_loopback(host):
         secret = _secret_of_user()

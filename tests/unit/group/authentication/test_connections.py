@@ -20,7 +20,7 @@ from stratagem.group.authentication.connections import (
     local_addresses,
     open_streams,
 )
-from stratagem.group.authentication.secret import Credentials, Gate, Secret
+from stratagem.group.authentication.secret import Credentials, Gate, Secret, required_secret
 from tests.unit.group.authentication.certificates import make_certificates
 
 _SECRET = Secret("s" * 32)
@@ -174,9 +174,14 @@ def bound(host: str, hosts: tuple[str, ...] = ()) -> list[str]:
         return found
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_loopback_stays_on_loopback(host) -> None:
-    assert bound(host) == ["127.0.0.1"]
+def test_loopback_stays_on_loopback() -> None:
+    assert bound("127.0.0.1") == ["127.0.0.1"]
+
+
+def test_every_interface_only_if_it_is_named_and_then_with_a_secret() -> None:
+    assert bound("0.0.0.0") == ["0.0.0.0"]
+    with pytest.raises(ValueError, match="This run has no secret"):
+        required_secret("This run", ["127.0.0.1", "0.0.0.0"])
 
 
 @pytest.mark.parametrize("resolved", [[], ["192.0.2.7"], ["0.0.0.0"]])
