@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from stratagem.errors import UnavailableError
 from stratagem.launch.plan import INPUT, TaskPlan
@@ -43,7 +45,8 @@ _USES_JAX = re.compile(r"\b(?:stratagem|keras|jax)\b")
 _LOAD_S = 60.0
 # Delay until a signal that ends the launcher is noticed while loading.
 _POLL_S = 0.05
-# Far more than a fork takes; a server that does not reply is no longer used.
+# Far more than a fork takes; a server that does not reply is no longer used. It is not ended before
+# the launch: earlier forks, which may train, would end with it.
 _REPLY_S = 10.0
 
 
@@ -73,6 +76,7 @@ class WarmStart(Closing):
         self.num_started = 0
         self._base = dict(base)
         self._server: ForkServer | None = None
+        self._has_failed = False
         self._variables: dict[str, str] = {}
 
     def prepare(self, plan: TaskPlan) -> None:
@@ -101,7 +105,7 @@ class WarmStart(Closing):
 
     def is_ready_for(self, plan: TaskPlan) -> bool:
         """Returns True if everything is loaded, with the variables that the task would have."""
-        is_ready = self._server is not None and self._server.is_ready
+        is_ready = self._server is not None and self._server.is_ready and not self._has_failed
         is_script = plan.task_type != INPUT
         return is_ready and is_script and self._read_early(plan) == self._variables
 
@@ -110,22 +114,22 @@ class WarmStart(Closing):
         if self._server is None or not self.is_ready_for(plan):
             return None
         job = script_job(plan.command[1:], {**base, **plan.variables})
-        pipes = [os.pipe() for _ in range(2)]
-        try:
-            writers = [writer for _, writer in pipes]
-            process = self._server.fork("script", job, writers, timeout_s=_REPLY_S)
-        except UnavailableError:
-            self._server.close()
-            for reader, _ in pipes:
-                os.close(reader)
-            return None
-        finally:
-            for _, writer in pipes:
-                os.close(writer)
+        with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always:
+            readers: list[IO[bytes]] = []
+            writers: list[int] = []
+            for _ in range(2):
+                reader, writer = os.pipe()
+                always.callback(os.close, writer)
+                readers.append(on_error.enter_context(os.fdopen(reader, "rb", buffering=0)))
+                writers.append(writer)
+            try:
+                process = self._server.fork("script", job, writers, timeout_s=_REPLY_S)
+            except UnavailableError:
+                self._has_failed = True
+                return None
+            on_error.pop_all()
         self.num_started += 1
-        process.stdout, process.stderr = (
-            os.fdopen(reader, "rb", buffering=0) for reader, _ in pipes
-        )
+        process.stdout, process.stderr = readers
         return process
 
     def close(self) -> None:

@@ -215,19 +215,38 @@ def test_tasks_die_with_what_they_are_forked_from(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_server_that_does_not_reply_is_abandoned(tmp_path, monkeypatch) -> None:
-    (tmp_path / "parent.py").write_text("import os\nprint(os.getppid(), flush=True)")
+def test_server_that_does_not_reply_is_abandoned_but_its_forks_go_on(tmp_path, monkeypatch) -> None:
+    text = "import os, time\nprint(os.getppid(), flush=True)\ntime.sleep(1000)"
+    (tmp_path / "parent.py").write_text(text)
     plan = plan_of(tmp_path / "parent.py")
     with WarmStart(base_variables()) as warm:
         make_ready(warm, plan)
         process = TaskProcess(plan, base_variables(), warm)
-        server = int(ended(process)[1])
-        process.close()
+        server = int(first_line(process))
         os.kill(server, signal.SIGSTOP)
         monkeypatch.setattr(warm_start, "_REPLY_S", 0.1)
         assert warm.start(plan, {}) is None
-        assert not is_running(server)
+        os.kill(server, signal.SIGCONT)
         assert not warm.is_ready_for(plan)
+        assert warm.start(plan, {}) is None
+        assert is_running(server)
+        assert is_running(process.group)
+        warm.close()
+        until(lambda: not is_running(server) and not is_running(process.group))
+        process.wait()
+        process.close()
+
+
+def first_line(process: TaskProcess) -> str:
+    found = b""
+
+    def has_come() -> bool:
+        nonlocal found
+        found += process.read(process.streams[0]) or b""
+        return found.endswith(b"\n")
+
+    until(has_come)
+    return found.decode()
 
 
 SCRIPT = "import stratagem as sg\n"
