@@ -34,7 +34,7 @@ from stratagem.launch.restart.report import (
 )
 from stratagem.launch.tasks.exit_status import ExitStatus, take_loss
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output import Screen, TaskOutput, open_log
+from stratagem.launch.tasks.output import Screen, TaskLog, TaskOutput
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.resources import Closing
 
@@ -177,6 +177,10 @@ def _has_members(group: int) -> bool:
     return False
 
 
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
 # Tasks of one start.
 
 # Delay until the end of a process is noticed if it prints nothing and keeps its pipes open.
@@ -212,25 +216,37 @@ class TaskGroup(Closing):
         self._reported: list[ExitStatus] = []
         self._restarts = WorkerRestarts(self._options.max_restarts)  # that others survive
         self._has_reported = False
+        self._without_start: list[ExitStatus] = []
         self.were_asked = False
 
     @property
     def statuses(self) -> tuple[ExitStatus, ...]:
-        """The statuses of the tasks that have ended."""
-        return tuple(task.status for task in self._tasks if task.status is not None)
+        """The statuses of the tasks that have ended, or could not start again."""
+        ended = (task.status for task in self._tasks if task.status is not None)
+        return (*ended, *self._without_start)
 
     def run(self, plans: Sequence[TaskPlan], is_notice_due: Callable[[float], bool]) -> None:
         """Starts tasks, the leader first, and returns when none of their processes is left.
 
         Several tasks wait until they can be forked; for a single one that is prepared after a
         while. `is_notice_due` is called with the seconds since the start; True asks the tasks to
-        save and exit. Raises OSError if a task cannot start.
+        save and exit. Raises OSError if a task cannot start; in a restart, that is its failure, and
+        the others are killed.
         """
         warm = self._warm
         if warm is not None:
             warm.load(plans, lambda: self._context.caught.ending is not None)
         for plan in plans:
-            self._start(plan, is_leader=plan is plans[0])
+            try:
+                self._start(plan, is_leader=plan is plans[0])
+            except OSError as error:
+                if plan.variables["STRATAGEM_RESTART_COUNT"] == "0":
+                    raise
+                failed = ExitStatus(
+                    name=plan.name, returncode=1, at_s=time.monotonic(), no_start=_why(error)
+                )
+                self._without_start.append(failed)
+                return
         started_s = time.monotonic()
         while not all(task.is_gone for task in self._tasks):
             self._step()
@@ -254,8 +270,8 @@ class TaskGroup(Closing):
     def _start(self, plan: TaskPlan, *, is_leader: bool) -> None:
         is_shown = self._options.show == "all" or is_leader
         log_dir = self._options.log_dir
-        file = None if log_dir is None else open_log(plan, Path(log_dir))
-        output = TaskOutput(plan.name, self._screen if is_shown else None, file)
+        log = None if log_dir is None else TaskLog(plan, Path(log_dir), self._screen.say)
+        output = TaskOutput(plan.name, self._screen if is_shown else None, log)
         with contextlib.ExitStack() as on_error:
             on_error.callback(output.close)
             task = TaskProcess(plan, self._context.base, self._warm, output)
@@ -265,8 +281,11 @@ class TaskGroup(Closing):
         for index, stream in enumerate(task.streams):
             self._selector.register(stream, selectors.EVENT_READ, (task, index))
 
-    def _restart(self, index: int) -> None:
-        """Starts a task again that has ended, in its place among all."""
+    def _restart(self, index: int, now_s: float) -> None:
+        """Starts a task again that has ended, in its place among all.
+
+        If the system refuses, that is another loss of it: the others train on.
+        """
         before = self._tasks[index]
         for stream in before.streams:
             with contextlib.suppress(KeyError, ValueError):  # its end was read
@@ -274,7 +293,14 @@ class TaskGroup(Closing):
         before.close()
         count = int(before.plan.variables["STRATAGEM_RESTART_COUNT"]) + 1
         variables = {**before.plan.variables, "STRATAGEM_RESTART_COUNT": str(count)}
-        self._start(dataclasses.replace(before.plan, variables=variables), is_leader=index == 0)
+        plan = dataclasses.replace(before.plan, variables=variables)
+        try:
+            self._start(plan, is_leader=index == 0)
+        except OSError as error:
+            self._screen.say([f"{plan.name} could not start again: {_why(error)}."])
+            before.plan = plan
+            self._plan_restart(index, ran_s=0.0, now_s=now_s)
+            return
         self._tasks[index] = self._tasks.pop()
 
     def _step(self) -> None:
@@ -349,21 +375,16 @@ class TaskGroup(Closing):
                 self._reported.append(status)
                 self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} continue."])
                 if num_left and not is_ending:
-                    self._plan_restart(task, now_s)
+                    index = next(n for n, one in enumerate(self._tasks) if one is task)
+                    self._plan_restart(index, ran_s=now_s - task.started_s, now_s=now_s)
         if num_left:
             due = self._restarts.take_due(now_s, lambda index: self._tasks[index].is_gone)
             for index in [] if is_ending else due:
-                self._restart(index)
+                self._restart(index, now_s)
 
-    def _plan_restart(self, task: TaskProcess, now_s: float) -> None:
-        index = next(place for place, one in enumerate(self._tasks) if one is task)
-        text = self._restarts.note_loss(
-            index,
-            task.plan.name,
-            ran_s=now_s - task.started_s,
-            now_s=now_s,
-        )
-        if text:
+    def _plan_restart(self, index: int, *, ran_s: float, now_s: float) -> None:
+        name = self._tasks[index].plan.name
+        if text := self._restarts.note_loss(index, name, ran_s=ran_s, now_s=now_s):
             self._screen.say([text])
 
     def _report_slow(self, now_s: float) -> None:

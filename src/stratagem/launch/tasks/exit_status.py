@@ -21,7 +21,8 @@ class ExitStatus:
     `returncode` is minus the signal's number if one killed it; `at_s` is a time of
     `time.monotonic`. `was_stopped` means that the launcher had asked it to end, `signals` are those
     sent to it. `lines` are its last of stderr, else of stdout, and `was_shown` if on the screen.
-    `loss` is the record of the loss of another task that it raised as an error.
+    `loss` is the record of the loss of another task that it raised as an error. `no_start` says why
+    the task could not start again.
     """
 
     name: str
@@ -32,10 +33,13 @@ class ExitStatus:
     lines: tuple[str, ...] = ()
     was_shown: bool = False
     loss: Loss | None = None
+    no_start: str = ""
 
     @property
     def how(self) -> str:
         """The end in words, such as "exit code 3"."""
+        if self.no_start:
+            return f"it could not start: {self.no_start}"
         return describe_exit(self.returncode)
 
     @property

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import errno
 import html
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -103,9 +104,9 @@ _MAX_TAIL_LINE_CHARS = 2000
 
 
 class TaskOutput:
-    """Receives the output of one task. Foreign lines go only to its `file`."""
+    """Receives the output of one task. Foreign lines go only to its `log`."""
 
-    def __init__(self, name: str, screen: Screen | None, file: IO[bytes] | None = None) -> None:
+    def __init__(self, name: str, screen: Screen | None, log: TaskLog | None = None) -> None:
         self._name = name
         self._screen = screen
         self._buffers = (LineBuffer(), LineBuffer())
@@ -113,12 +114,12 @@ class TaskOutput:
             collections.deque[str](maxlen=_MAX_TAIL_LINES) for _ in self._buffers
         )
         self._shows_foreign = bool(settings.read("foreign_lines"))
-        self._file = file
+        self._log = log
 
     def take(self, data: bytes, now_s: float, *, stream: int) -> None:
         """Adds bytes of `STDOUT` or `STDERR`, read at `now_s`."""
-        if self._file is not None:
-            self._file.write(data)
+        if self._log is not None:
+            self._log.write(data)
         self._show(self._buffers[stream].feed(data, now_s), stream, now_s)
 
     def show_overdue(self, now_s: float) -> None:
@@ -156,9 +157,9 @@ class TaskOutput:
         return tuple(self._tails[STDERR] or self._tails[STDOUT])
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
+        """Closes the log."""
+        if self._log is not None:
+            self._log.close()
 
     def _show(self, lines: list[bytes], stream: int, now_s: float) -> None:
         decoded = (line.decode("utf-8", "replace") for line in lines)
@@ -170,17 +171,48 @@ class TaskOutput:
             self._screen.show(self._name, texts, stream=stream)
 
 
-def open_log(plan: TaskPlan, folder: Path) -> IO[bytes]:
-    """Opens the file of a task: a new one at its first start; with a heading at each restart."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{plan.file_name}.log"
-    restart = plan.variables["STRATAGEM_RESTART_COUNT"]
-    if restart == "0":
-        path.write_bytes(b"")
-    else:
-        with path.open("ab") as file:
-            file.write(f"=== restart {restart} ===\n".encode())
-    return path.open("ab", buffering=0)
+class TaskLog:
+    """Log file of one task: a new one at its first start, with a heading at each restart.
+
+    What cannot be written is lost, and `say` gets one line about it: a full disk ends no training.
+    Raises OSError at the first start of a task, if the file cannot be made.
+    """
+
+    def __init__(self, plan: TaskPlan, folder: Path, say: Callable[[Iterable[str]], None]) -> None:
+        self._path, self._say = folder / f"{plan.file_name}.log", say
+        self._file: IO[bytes] | None = None
+        self._has_warned = False
+        restart = plan.variables["STRATAGEM_RESTART_COUNT"]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("wb" if restart == "0" else "ab", buffering=0)
+        except OSError as error:
+            if restart == "0":
+                raise
+            self._warn(error)
+        if restart != "0":
+            self.write(f"=== restart {restart} ===\n".encode())
+
+    def write(self, data: bytes) -> None:
+        """Writes at once what a task has printed."""
+        try:
+            while data and self._file is not None:
+                data = data[self._file.write(data) :]  # on a disk that fills, only a part
+        except OSError as error:
+            self._warn(error)
+
+    def close(self) -> None:
+        """Closes the file."""
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:  # a network file system reports some errors only now
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._say([f"Lines are missing in {self._path}: {error.strerror or error}."])
 
 
 # Unfinished lines of tasks, such as progress bars, in one display of a notebook's cell.
@@ -332,8 +364,13 @@ class Screen:
             target = self._streams[stream]
             # Characters that the terminal cannot show become question marks.
             encoding = target.encoding or "utf-8"
-            target.write(text.encode(encoding, "replace").decode(encoding))
-            target.flush()
+            try:
+                target.write(text.encode(encoding, "replace").decode(encoding))
+                target.flush()
+            except OSError as error:
+                # A full disk below a redirected stream costs lines, and no training.
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
 
     def say(self, lines: Iterable[str]) -> None:
         """Writes lines of the launcher itself, to stderr."""

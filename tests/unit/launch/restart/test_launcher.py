@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import sys
 
@@ -12,7 +13,7 @@ import stratagem as sg
 from stratagem.errors import NOT_NEEDED
 from stratagem.group.verdict import Loss
 from stratagem.launch.options import LaunchOptions
-from stratagem.launch.restart import policy
+from stratagem.launch.restart import policy, task_group
 from stratagem.launch.restart.launcher import Outcome, launch, notice_after_s, workers_after
 from stratagem.launch.restart.policy import (
     SETTLE_S,
@@ -135,6 +136,67 @@ while not Path("worker-1-1").exists():
     ]
     # It has the address of the one before.
     assert (folder / "worker-1-0").read_text() == (folder / "worker-1-1").read_text()
+
+
+def refuse_starts(monkeypatch, restarts: set[str]) -> None:
+    """The system has no more processes for worker 1 at these restarts."""
+    start = task_group._start_new
+
+    def start_or_fail(plan, base):
+        if plan.name == "worker 1" and plan.variables["STRATAGEM_RESTART_COUNT"] in restarts:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return start(plan, base)
+
+    monkeypatch.setattr(task_group, "_start_new", start_or_fail)
+
+
+def test_worker_that_cannot_start_again_is_lost_again(monkeypatch, capfd, script, folder) -> None:
+    refuse_starts(monkeypatch, {"1"})
+    path = script(
+        f"""{AFTER}{SELF}
+attempt = os.environ["STRATAGEM_RESTART_COUNT"]
+Path(f"{{name}}-{{attempt}}").write_text("")
+if task["index"] == 1:
+    raise SystemExit(3 if attempt == "0" else 0)
+while not Path("worker-1-2").exists():
+    time.sleep(0.01)
+"""
+    )
+    sg.launch.run(path, workers=2, max_restarts=4, survivors=True)
+    err = capfd.readouterr().err
+    assert "worker 1 could not start again: Resource temporarily unavailable." in err
+    assert re.findall(r"restart . of .", err) == ["restart 1 of 4", "restart 2 of 4"]
+    found = sorted(one.name for one in folder.glob("worker-*"))
+    assert found == ["worker-0-0", "worker-1-0", "worker-1-2"]
+
+
+def test_worker_that_never_starts_again_ends_no_survivor(monkeypatch, capfd, script) -> None:
+    refuse_starts(monkeypatch, {"1"})
+    path = script(
+        f"""{AFTER}{SELF}
+if task["index"] == 1:
+    raise SystemExit(3)
+time.sleep(2)
+print("done")
+"""
+    )
+    sg.launch.run(path, workers=2, max_restarts=1, survivors=True)
+    out, err = capfd.readouterr()
+    assert out == "[worker 0] done\n"
+    assert "Not starting worker 1 again: no restart of 1 is left." in err
+
+
+@pytest.mark.parametrize(("refused", "code"), [({"1"}, 0), ({"1", "2"}, 1)])
+def test_restart_of_all_that_cannot_start_counts_as_a_failure(
+    monkeypatch, capfd, script, refused, code
+) -> None:
+    refuse_starts(monkeypatch, refused)
+    path = script('raise SystemExit(3 if os.environ["STRATAGEM_RESTART_COUNT"] == "0" else 0)')
+    outcome = launch([sys.executable, path], LaunchOptions(workers=2, max_restarts=2))
+    assert outcome.exit_code == code
+    err = capfd.readouterr().err
+    assert "worker 1 failed first: it could not start: Resource temporarily unavailable." in err
+    assert re.findall(r"restart . of .", err) == ["restart 1 of 2", "restart 2 of 2"]
 
 
 def test_a_worker_that_is_not_needed_is_no_failure(capfd, script) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
+import sys
+
+import pytest
+
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.plan import plan_tasks
 from stratagem.launch.tasks import output as line_buffer
-from stratagem.launch.tasks.output import STDERR, STDOUT, Screen, TaskOutput, open_log
+from stratagem.launch.tasks.output import STDERR, STDOUT, Screen, TaskLog, TaskOutput
 
 
 def a_plan(restart: int = 0):
@@ -56,13 +64,62 @@ def test_only_the_end_is_kept_in_memory(capsys) -> None:
 def test_file_holds_both_streams_as_they_came(tmp_path) -> None:
     folder = tmp_path / "a" / "b"
     for restart, text in ((0, b"old\n"), (0, b"one\r\n\xff"), (1, b"two\n")):
-        output = TaskOutput("worker 0", None, open_log(a_plan(restart), folder))
+        output = TaskOutput("worker 0", None, TaskLog(a_plan(restart), folder, print))
         output.take(text, 0.0, stream=STDOUT)
         output.take(b"e\n", 0.0, stream=STDERR)
         output.close()
     assert [path.name for path in folder.iterdir()] == ["worker-0.log"]
     written = (folder / "worker-0.log").read_bytes()
     assert written == b"one\r\n\xffe\n=== restart 1 ===\ntwo\ne\n"
+
+
+class Full(io.RawIOBase):
+    """A disk that has room for a few bytes at a time, and then for none."""
+
+    def __init__(self, room: int) -> None:
+        self.kept, self._room = b"", room
+
+    def write(self, data) -> int:
+        part = bytes(data[: min(3, self._room - len(self.kept))])
+        if not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.kept += part
+        return len(part)
+
+
+def test_full_disk_costs_lines_of_the_log_and_is_said_once(tmp_path) -> None:
+    said: list[str] = []
+    log = TaskLog(a_plan(), tmp_path, said.extend)
+    log.close()
+    log._file = disk = Full(10)
+    for text in (b"short", b" writes", b" lost", b" lost"):
+        log.write(text)
+    log.close()
+    assert disk.kept == b"short writ"
+    assert said == [f"Lines are missing in {tmp_path / 'worker-0.log'}: No space left on device."]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_full_disk_below_the_screen_ends_nothing(monkeypatch) -> None:
+    was_shown = False
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        screen = Screen(["worker 0"])
+        for _ in range(2):
+            screen.show("worker 0", ["a line"])
+        was_shown = True
+    assert was_shown
+
+
+def test_folder_that_is_gone_ends_no_restart(tmp_path) -> None:
+    (tmp_path / "logs").write_text("a file has its name")
+    with pytest.raises(FileExistsError):
+        TaskLog(a_plan(), tmp_path / "logs", print)
+    said: list[str] = []
+    log = TaskLog(a_plan(restart=1), tmp_path / "logs", said.extend)
+    log.write(b"lost")
+    log.close()
+    assert len(said) == 1
 
 
 # As jaxlib 0.10.2 prints them.
@@ -78,8 +135,8 @@ GLOO = (
 
 def test_lines_that_nobody_can_act_on_are_in_the_file_only(capsys, tmp_path, monkeypatch) -> None:
     def printed(folder: str) -> TaskOutput:
-        file = open_log(a_plan(), tmp_path / folder)
-        output = TaskOutput("worker 0", Screen(["worker 0"]), file)
+        log = TaskLog(a_plan(), tmp_path / folder, print)
+        output = TaskOutput("worker 0", Screen(["worker 0"]), log)
         output.take(b"one\n" + GLOO + b"two\n", 0.0, stream=STDOUT)
         output.take(COORDINATION + b"W1124 other.cc:1] act on this\n", 0.0, stream=STDERR)
         output.close()
