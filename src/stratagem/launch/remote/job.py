@@ -31,10 +31,10 @@ from stratagem.group.authentication.secret import with_secret
 from stratagem.launch.remote.jobs_client import JobsClient
 from stratagem.launch.remote.protocol import (
     ANSWER,
-    RENEWALS_PER_LEASE,
     FrameWriter,
     JobPlan,
     answer_key,
+    renewal_s,
     signed,
 )
 from stratagem.launch.remote.ray_cluster import RayWatch, load_ray, watched_addresses
@@ -108,7 +108,7 @@ def _watch_client(
     if not url:  # of a plain Ray cluster, which the client may reach under another name
         url = f"http://{load_ray().init(logging_level='error', log_to_driver=False).dashboard_url}"
     watch = LeaseWatch(JobsClient(url), plan.nonce, limit_s)
-    while not is_over.wait(limit_s / RENEWALS_PER_LEASE):
+    while not is_over.wait(renewal_s(limit_s)):
         if watch.is_over():
             why = explain(
                 f"The client of this job has not responded for {limit_s:g} s.",

@@ -39,10 +39,10 @@ from stratagem import environment, settings
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain, invalid
 from stratagem.launch.remote.protocol import (
-    RENEWALS_PER_LEASE,
     FrameReader,
     LogFrame,
     lease_path,
+    renewal_s,
 )
 from stratagem.launch.remote.ray_cluster import load_ray, read_token
 from stratagem.launch.tasks.output import STDERR, STDOUT, Screen, TaskOutput
@@ -313,7 +313,7 @@ class Lease(Closing):
     def __init__(self, jobs: JobsClient, nonce: str, limit_s: float) -> None:
         self._jobs = jobs
         self._nonce = nonce
-        self._pause_s = limit_s / RENEWALS_PER_LEASE
+        self._pause_s = renewal_s(limit_s)
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="client lease", daemon=True)
         self._thread.start()
@@ -399,11 +399,12 @@ def follow(
     nonce: str,
     output: JobOutput,
     should_leave: Callable[[], bool] = lambda: False,
+    on_heard: Callable[[], object] = lambda: None,
 ) -> JobResult | None:
     """Shows the output of a job until it ends; returns None once `should_leave()`.
 
-    Raises UnavailableError if the cluster stops responding, cannot start the program, or has none
-    of its heartbeats.
+    `on_heard` is called when the job first says something. Raises UnavailableError if the cluster
+    stops responding, cannot start the program, or has none of its heartbeats.
     """
     reader = FrameReader(nonce)
     texts: dict[str, list[str]] = {kind: [] for kind in _KEPT}
@@ -424,6 +425,8 @@ def follow(
                 output.show_rest()
                 return _result_without_end(item, texts, reader)
             for frame in reader.feed(item):
+                if not is_heard:
+                    on_heard()
                 # For the first half, the log may be without a connection.
                 limit_s, is_heard, heard_s = 2 * peer_s, True, time.monotonic()
                 if frame.kind in texts:

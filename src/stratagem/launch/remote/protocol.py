@@ -3,8 +3,8 @@
 The client submits a job to Ray whose command is the program in `job.py` with a `JobPlan`, and
 follows the log, which Ray streams to it. The job prints frames there: heartbeats from the beginning
 on, "started" before the program, its output as "out" and "err", then its "answer" and the "end"
-with the exit code; a "note" is a message of the job itself. The client renews a lease by small
-uploads.
+with the exit code; a "note" is a message of the job itself. From the first of them on, the client
+renews a lease by small uploads.
 
 If the client is gone, the lease expires and the program ends; if the client stops the job, Ray
 sends SIGTERM. If the job is stopped or lost, the client misses its heartbeats. If a machine or Ray
@@ -162,10 +162,17 @@ def verified(text: str, key: bytes) -> bytes:
 #
 # A client may reach nothing but the port for jobs, and uploads are the only requests there that a
 # job can see. So the client uploads small packages with increasing numbers in their names, and the
-# job asks for the next one. Ray deletes such packages after some minutes.
+# job asks for the next one. Ray 2.60 deletes such packages after 10 minutes
+# (RAY_RUNTIME_ENV_URI_PIN_EXPIRATION_S_DEFAULT), so the first upload comes when the job has been
+# heard, however long it waited for its start, and neither side waits longer than a minute.
 
-RENEWALS_PER_LEASE = 6
-"""Number of renewals, and of looks for them, within the limit of a lease."""
+_RENEWALS_PER_LEASE = 6
+_MAX_RENEWAL_S = 60.0
+
+
+def renewal_s(limit_s: float) -> float:
+    """Returns the time between renewals, and between looks for them, of a lease."""
+    return min(limit_s / _RENEWALS_PER_LEASE, _MAX_RENEWAL_S)
 
 
 def lease_path(nonce: str, number: int) -> str:

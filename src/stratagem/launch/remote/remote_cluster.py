@@ -225,8 +225,6 @@ class RemoteCluster:
         self._wait_until_ready()
         # If this process exits, cancel the job it started.
         with CaughtSignals() as caught, contextlib.ExitStack() as stack:
-            if plan.lease_s is not None:
-                stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
             text = json.dumps(dataclasses.asdict(plan))
             job = self._jobs.submit(
                 f"python3 -m stratagem.launch.remote.job {shlex.quote(text)}",
@@ -235,10 +233,20 @@ class RemoteCluster:
                 **{_CLIENT: f"{getpass.getuser()} at {platform.node()}"},
             )
             result: JobResult | None = None
+
+            def begin_lease() -> None:
+                if plan.lease_s is not None:
+                    stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
+
             try:
                 output = JobOutput([f"{kind} {index}" for kind, index in plan.tasks])
                 result = follow(
-                    self._jobs, job, plan.nonce, output, lambda: caught.ending is not None
+                    self._jobs,
+                    job,
+                    plan.nonce,
+                    output,
+                    should_leave=lambda: caught.ending is not None,
+                    on_heard=begin_lease,
                 )
                 if result is not None:
                     return result

@@ -30,7 +30,7 @@ from stratagem.launch.remote.jobs_client import (
     local_modules,
     pack,
 )
-from stratagem.launch.remote.protocol import FrameWriter
+from stratagem.launch.remote.protocol import FrameWriter, renewal_s
 from tests.unit.launch.remote.answering import listening
 
 # Files that are sent with a program.
@@ -273,6 +273,11 @@ def test_lease_counts_up_and_tries_again_what_has_failed() -> None:
     assert renewals.numbers == list(range(1, len(renewals.numbers) + 1))
 
 
+def test_renewals_come_before_ray_forgets_them() -> None:
+    assert renewal_s(60.0) == 10.0
+    assert renewal_s(24 * 3600.0) == 60.0  # of the 600 s that Ray keeps one
+
+
 # The log of a job, followed.
 
 
@@ -323,6 +328,23 @@ def test_output_answer_and_exit_code_arrive(tmp_path, capsys) -> None:
     printed = capsys.readouterr()
     assert printed.out == "1\r2\n"
     assert printed.err == "careful\nthe client is late\n"
+
+
+def test_job_is_heard_at_its_first_frame_however_late_it_starts(tmp_path) -> None:
+    """Its client renews from then on: Ray forgets earlier renewals before they are looked for."""
+    heard: list[str] = []
+    text = _log(tmp_path / "log", ("heartbeat", "", ""), ("started", "", ""), ("end", "0", ""))
+
+    class Late(Logged):
+        def details(self, job: str) -> types.SimpleNamespace:
+            heard.append("asked")
+            return super().details(job)
+
+    jobs = Late([["Ray waits\n", None], [text]], "PENDING", "RUNNING")
+    result = follow(jobs, "job", "n", JobOutput([]), on_heard=lambda: heard.append("heard"))
+    assert result == JobResult(0, "", "")
+    assert heard[0] == "asked"
+    assert heard.count("heard") == 1
 
 
 def test_traceback_of_several_tasks_is_shown_once(tmp_path, capsys) -> None:

@@ -196,7 +196,7 @@ def test_leader_that_is_missing_is_named() -> None:
 
 @pytest.mark.parametrize("stop", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_interrupted_client_stops_its_job_if_asked_to(fake_head, monkeypatch, stop) -> None:
-    def interrupted(*arguments: object) -> None:
+    def interrupted(*arguments: object, **more: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(remote_cluster, "follow", interrupted)
