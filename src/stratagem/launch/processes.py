@@ -33,6 +33,7 @@ from stratagem.errors import (
 from stratagem.launch.prefork.fork_server import ForkedProcess, ServedProcess, SharedStandby
 from stratagem.launch.prefork.server_program import serve_with
 from stratagem.launch.remote.ray_cluster import RayWatch, is_ray_lost, load_ray, watched_addresses
+from stratagem.launch.restart.policy import Backoff
 from stratagem.launch.tasks.exit_status import describe_exit
 from stratagem.resources import Closing
 
@@ -44,20 +45,15 @@ _logger = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 5
 # A process that ran this long does not fail at its start, so delays start over.
 _STABLE_S = 3.0
-_FIRST_DELAY_S = 0.5
-_MAX_DELAY_S = 30.0
 
 
 class Restarts:
-    """Restart delays of one process: none at first, then exponential backoff.
-
-    `max_restarts=-1` sets no limit.
-    """
+    """Delays and limits of the restarts of one process; `max_restarts=-1` sets no limit."""
 
     def __init__(self, max_restarts: int = -1) -> None:
         self._max_restarts = max_restarts
         self._num_losses = 0
-        self._num_in_a_row = 0
+        self._backoff = Backoff(_STABLE_S)
         self._num_failed_starts = 0
 
     def started(self) -> None:
@@ -67,23 +63,16 @@ class Restarts:
     def delay_after_loss_s(self, lived_s: float) -> float | None:
         """Returns the delay before a restart, after a run of `lived_s`; None to give up."""
         self._num_losses += 1
-        if lived_s >= _STABLE_S:
-            self._num_in_a_row = 0
         if 0 <= self._max_restarts < self._num_losses:
             return None
-        return self._next_delay_s()
+        return self._backoff.delay_s(lived_s)
 
     def delay_after_failed_start_s(self) -> float | None:
         """Returns the delay before the next start, after a failed one; None to give up."""
         self._num_failed_starts += 1
         if self._num_failed_starts >= MAX_FAILED_STARTS:
             return None
-        return self._next_delay_s()
-
-    def _next_delay_s(self) -> float:
-        doublings = self._num_in_a_row - 1
-        self._num_in_a_row += 1
-        return 0.0 if doublings < 0 else min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0**doublings)
+        return self._backoff.delay_s()
 
 
 def not_the_coordinator() -> RuntimeError:
@@ -127,6 +116,7 @@ class _Processes(Closing, abc.ABC):
         self._processes: dict[int, ForkedProcess | _RayProcess] = {}
         self._addresses: dict[int, str] = {}
         self._errors: dict[int, Exception] = {}  # of initial starts
+        self._started_s: dict[int, float] = {}
         self._watchers: dict[str, Callable[[int, Any], None]] = {}
         self._reporting = threading.Lock()
         self._is_closed = False
@@ -233,11 +223,12 @@ class _Processes(Closing, abc.ABC):
                 self._changed.notify_all()
             return
         while process is not None:
-            started_s = time.monotonic()
             how = self._wait(index, process)
+            # Before watchers hear of it: they may take seconds, in which nothing lived.
+            lived_s = time.monotonic() - self._started_s[index]
             if not self._report("lost", index, f"it died: {how}"):
                 return
-            delay_s = restarts.delay_after_loss_s(time.monotonic() - started_s)
+            delay_s = restarts.delay_after_loss_s(lived_s)
             if delay_s is None:
                 gone = UnavailableError(
                     explain(
@@ -305,6 +296,7 @@ class _Processes(Closing, abc.ABC):
             ) from error
         with self._changed:
             self._processes[index], self._addresses[index] = process, process.address
+            self._started_s[index] = time.monotonic()
             is_closed = self._is_closed
             self._changed.notify_all()
         if not is_closed:

@@ -187,23 +187,40 @@ class RestartCount:
         return dataclasses.replace(self, failures=self.failures + 1, short_starts=short_starts)
 
 
-# Restarts of single workers while the others run.
+# Restarts of single processes while the others run.
 
-_MOST_DELAY_S = 30.0
+_FIRST_DELAY_S = 0.5
+_MAX_DELAY_S = 30.0
+
+
+class Backoff:
+    """Delays before a process starts again: none at first, then twice as long each time.
+
+    A run of `stable_s` did not fail at its start, so that delays begin again.
+    """
+
+    def __init__(self, stable_s: float) -> None:
+        self._stable_s = stable_s
+        self._num_in_a_row = 0
+
+    def delay_s(self, ran_s: float = 0.0) -> float:
+        """Returns the delay after a run, or after a start that failed."""
+        doublings = -1 if ran_s >= self._stable_s else self._num_in_a_row - 1
+        self._num_in_a_row = doublings + 2
+        return 0.0 if doublings < 0 else min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0**doublings)
 
 
 class WorkerRestarts:
     """Decides which lost workers start again, and when.
 
-    A worker that ran for a while starts again at once. One that keeps failing early waits twice as
-    long each time, up to 30 seconds.
+    One that keeps failing early waits longer each time, up to 30 seconds.
     """
 
     def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts
         self.num_restarts = 0
         self._is_exhausted = False
-        self._num_short: dict[int, int] = {}
+        self._backoffs: dict[int, Backoff] = {}
         self._due_s: dict[int, float] = {}
 
     def note_loss(self, worker: int, name: str, *, ran_s: float, now_s: float) -> str:
@@ -218,17 +235,10 @@ class WorkerRestarts:
             is_first, self._is_exhausted = not self._is_exhausted, True
             return f"Not starting {name} again: no restart of {most} is left." if is_first else ""
         self.num_restarts += 1
-        delay_s = self._plan(worker, ran_s, now_s)
+        delay_s = self._backoffs.setdefault(worker, Backoff(SHORT_S)).delay_s(ran_s)
+        self._due_s[worker] = now_s + delay_s
         after = f" after {delay_s:g} s" if delay_s else ""
         return f"Starting {name} again{after}: restart {self.num_restarts} of {most}."
-
-    def _plan(self, worker: int, ran_s: float, now_s: float) -> float:
-        """Plans a restart; returns its delay."""
-        num_short = self._num_short.get(worker, 0) + 1 if ran_s < SHORT_S else 0
-        self._num_short[worker] = num_short
-        delay_s = min(_MOST_DELAY_S, 2.0 ** (num_short - 1)) if num_short else 0.0
-        self._due_s[worker] = now_s + delay_s
-        return delay_s
 
     def take_due(self, now_s: float, is_gone: Callable[[int], bool]) -> list[int]:
         """Returns the workers that start now, once; `is_gone` is True if nothing of one is left."""

@@ -30,6 +30,7 @@ from stratagem.launch.processes import (
     Restarts,
 )
 from stratagem.launch.remote.ray_cluster import RayCluster
+from stratagem.launch.restart import policy
 from tests.unit.launch.remote.living import descendants, wait_for_end
 from tests.unit.launch.waiting import until
 from tests.unit.parameter_server import forked_objects as served
@@ -188,7 +189,7 @@ def test_process_that_does_not_start_in_time_is_named(keys, standby, monkeypatch
 def test_process_that_cannot_start_again_is_given_up(
     keys, start, tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(processes_module, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(policy, "_FIRST_DELAY_S", 0.01)
     with start("ps", served.serve_once, [(keys, str(tmp_path))]) as processes:
         watched = Watched(processes)
         processes.kill(0)
@@ -246,7 +247,7 @@ class FailingStandby:
 def test_restart_that_the_system_refuses_is_tried_again(
     keys, standby, monkeypatch, failures, last
 ) -> None:
-    monkeypatch.setattr(processes_module, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(policy, "_FIRST_DELAY_S", 0.01)
     failing: Any = FailingStandby(standby)
     with LocalProcesses("ps", served.serve_parameters, [(keys,)], standby=failing) as processes:
         watched = Watched(processes)
@@ -296,6 +297,29 @@ def test_errors_are_printed_on_the_stream_of_errors(standby, capsys) -> None:
 def test_restarts_wait_longer_and_end(most, lived_s, delays) -> None:
     restarts = Restarts() if most is None else Restarts(most)
     assert [restarts.delay_after_loss_s(one) for one in lived_s] == delays
+
+
+def test_slow_watcher_adds_nothing_to_the_life_of_a_process(keys, standby, monkeypatch) -> None:
+    """Else a process that always dies at once would never be waited for."""
+    passed_s, lived = [0.0], list[float]()
+    clock = Namespace(monotonic=lambda: time.monotonic() + passed_s[0])
+    monkeypatch.setattr(processes_module, "time", clock)
+    delay_s = Restarts.delay_after_loss_s
+
+    def note(self: Restarts, lived_s: float) -> float | None:
+        lived.append(lived_s)
+        return delay_s(self, lived_s)
+
+    def take_long(*_: object) -> None:
+        passed_s[0] += 10_000.0
+
+    monkeypatch.setattr(Restarts, "delay_after_loss_s", note)
+    returned = threading.Event()
+    with LocalProcesses("ps", served.serve_parameters, [(keys,)], standby=standby) as processes:
+        processes.watch(take_long, lambda *_: returned.set(), lambda *_: returned.set())
+        processes.kill(0)
+        assert returned.wait(LIMIT_S)
+    assert [one < 5_000.0 for one in lived] == [True]
 
 
 def test_process_that_never_starts_is_given_up_and_a_start_forgets_failures() -> None:
