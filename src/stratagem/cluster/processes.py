@@ -37,7 +37,7 @@ def check_cluster(
         >>> sg.cluster.check_cluster(spec, "worker", 0)
         Traceback (most recent call last):
         ...
-        ValueError: worker 0 has the loopback address 'localhost:1', in a cluster of several hosts.
+        ValueError: worker 0 has the address 'localhost:1', in a cluster of several hosts.
         ...
 
     Source: specific to Stratagem.

@@ -121,8 +121,16 @@ def _record_loss(group: Group) -> None:
         return
     _state.has_recorded_loss = True
     loss = verdict.loss(group.identity.label)
-    lost = None if loss is None else loss.task
-    events.failure(verdict.message, lost=lost, silence_s=verdict.silent_s)
+    if loss is None:
+        events.failure(verdict.message, silence_s=verdict.silent_s)
+    else:
+        events.failure(
+            verdict.message,
+            lost=loss.task,
+            silence_s=verdict.silent_s,
+            step=loss.step,
+            reported_by=loss.reported_by,
+        )
 
 
 def _is_in_jax() -> bool:

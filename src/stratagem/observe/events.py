@@ -130,12 +130,15 @@ class FailureEvent(Event):
     """The process detected a failure.
 
     `lost` is the lost task, such as "worker 2", or None. `silence_s` is the time since its last
-    sign of life; None if unknown.
+    sign of life, `step` the number of shared programs that it had begun, and `reported_by` the task
+    that got the error; None if unknown.
     """
 
     reason: str
     lost: str | None
     silence_s: float | None
+    step: int | None
+    reported_by: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -335,7 +335,7 @@ def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_
 
 _TIMES = ("at_s", "told_s", "sign_of_life_s", "resumed_s")
 _Reported = TypeVar("_Reported", Failure, MemberChange)
-_FAILURE_FIELDS = ("told_s", "what", "detect_s", "resume_s", "silence_s")
+_FAILURE_FIELDS = ("told_s", "what", "detect_s", "resume_s", "silence_s", "step", "reported_by")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

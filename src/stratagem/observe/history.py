@@ -187,6 +187,8 @@ class Failure:
             no step finished since the previous failure.
         resumed_s: end of the first step after it; None without one.
         silence_s: seconds since the last sign of life, as reported; None if unknown.
+        step: number of shared programs that the lost task had begun; None if unknown.
+        reported_by: the task that got the error; None if unknown.
 
     Example:
         >>> failure = sg.goodput.Failure(
@@ -202,6 +204,8 @@ class Failure:
     sign_of_life_s: float | None
     resumed_s: float | None
     silence_s: float | None = None
+    step: int | None = None
+    reported_by: str | None = None
 
     @property
     def detect_s(self) -> float | None:
@@ -224,6 +228,8 @@ class _FailureReport:
     life_s: float
     silence_s: float | None = None
     lost: str | None = None
+    step: int | None = None
+    reported_by: str | None = None
 
 
 def failures_of(
@@ -269,6 +275,8 @@ def failures_of(
                     sign_of_life_s=None if sign_s is None else max([sign_s, *saved_s]),
                     resumed_s=next(iter(steps_s[num_done : num_done + 1]), None),
                     silence_s=report.silence_s,
+                    step=report.step,
+                    reported_by=report.reported_by,
                 )
             )
     return tuple(failures)
@@ -321,7 +329,13 @@ def _reported_failures(process: ProcessEvents) -> Iterator[_FailureReport]:
         elif isinstance(event, FailureEvent):
             what = f"{event.lost} lost" if event.lost else f"{process.task}: {event.reason}"
             yield _FailureReport(
-                at_s=at_s, what=what, life_s=life_s, silence_s=event.silence_s, lost=event.lost
+                at_s=at_s,
+                what=what,
+                life_s=life_s,
+                silence_s=event.silence_s,
+                lost=event.lost,
+                step=event.step,
+                reported_by=event.reported_by,
             )
         elif isinstance(event, EndEvent) and event.code != 0:
             why = event.reason or notice or f"exit code {event.code}"

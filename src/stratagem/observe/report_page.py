@@ -432,7 +432,9 @@ def _failures(run: RunEvents, account: Account) -> Iterator[tuple[float, str, st
         again = ", no step since"
         if one.resume_s is not None:
             again = f", the next step {duration_text(one.resume_s)} later"
-        yield one.told_s, "failure", f"{one.what}{detected}{again}"
+        where = "" if one.step is None else f" in shared program {one.step:,}"
+        who = "" if one.reported_by is None else f", reported by {one.reported_by}"
+        yield one.told_s, "failure", f"{one.what}{where}{who}{detected}{again}"
     for process in run.processes:
         for event in process.events:
             if isinstance(event, RestartEvent):

@@ -441,7 +441,13 @@ class EventWriter(Closing):
         self._record(event, is_restart=True)
 
     def failure(
-        self, reason: str, *, lost: str | None = None, silence_s: float | None = None
+        self,
+        reason: str,
+        *,
+        lost: str | None = None,
+        silence_s: float | None = None,
+        step: int | None = None,
+        reported_by: str | None = None,
     ) -> None:
         """Records a failure as soon as it is detected.
 
@@ -449,9 +455,17 @@ class EventWriter(Closing):
             reason: the error message.
             lost: the lost task, such as "worker 2", or None.
             silence_s: seconds since its last sign of life, or None if unknown.
+            step: number of shared programs that it had begun, or None if unknown.
+            reported_by: the task that got the error, or None.
         """
-        silence_s = None if silence_s is None else float(silence_s)
-        event = events.FailureEvent(**_now(), reason=reason, lost=lost, silence_s=silence_s)
+        event = events.FailureEvent(
+            **_now(),
+            reason=reason,
+            lost=lost,
+            silence_s=None if silence_s is None else float(silence_s),
+            step=None if step is None else int(step),
+            reported_by=reported_by,
+        )
         self._record(event, is_restart=True)
 
     def restart(self, attempt: int, cause: str) -> None:

@@ -111,9 +111,21 @@ def restored(at_s: float, step: int, source: str = "ckpt-1") -> RestoredEvent:
 
 
 def failure(
-    at_s: float, lost: str | None = None, *, silence_s: float | None = None
+    at_s: float,
+    lost: str | None = None,
+    *,
+    silence_s: float | None = None,
+    step: int | None = None,
+    reported_by: str | None = None,
 ) -> FailureEvent:
-    return FailureEvent(**at(at_s), reason="no sign of life", lost=lost, silence_s=silence_s)
+    return FailureEvent(
+        **at(at_s),
+        reason="no sign of life",
+        lost=lost,
+        silence_s=silence_s,
+        step=step,
+        reported_by=reported_by,
+    )
 
 
 def restart(at_s: float, attempt: int) -> RestartEvent:

@@ -229,6 +229,14 @@ def test_failures_and_restarts_are_in_order() -> None:
         ("45.0 s", "failure", "worker 1 lost, detected in 5.0 s, the next step 13.0 s later"),
         ("47.0 s", "restart", "1: worker 1 failed"),
     ]
+    known = run(process("worker 0", 0, failure(1, "worker 1", step=1200, reported_by="worker 0")))
+    assert section("What happened", known).rows == [
+        (
+            "1.0 s",
+            "failure",
+            "worker 1 lost in shared program 1,200, reported by worker 0, no step since",
+        )
+    ]
     unknown = run(process("worker 0", 0, failure(1, "<worker> 1")))
     assert section("What happened", unknown).rows == [
         ("1.0 s", "failure", "<worker> 1 lost, no step since")

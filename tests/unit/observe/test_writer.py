@@ -69,7 +69,7 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
         writer.save_started(12, is_asynchronous=True)
         writer.save_ended(12, stall_s=0.25, duration_s=2, is_asynchronous=True, failed="disk full")
         writer.notice("SIGTERM")
-        writer.failure("no answer", lost="worker 1", silence_s=30)
+        writer.failure("no answer", lost="worker 1", silence_s=30, step=7, reported_by="chief 0")
         writer.restart(4, "worker 1 failed")
         writer.end(42, "preempted")
     lines = written(tmp_path / "new" / "run")
@@ -112,7 +112,14 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
             "failed": "disk full",
         },
         {"kind": "notice", "reason": "SIGTERM"},
-        {"kind": "failure", "reason": "no answer", "lost": "worker 1", "silence_s": 30.0},
+        {
+            "kind": "failure",
+            "reason": "no answer",
+            "lost": "worker 1",
+            "silence_s": 30.0,
+            "step": 7,
+            "reported_by": "chief 0",
+        },
         {"kind": "restart", "attempt": 4, "cause": "worker 1 failed"},
         {"kind": "end", "code": 42, "reason": "preempted"},
     ]

@@ -108,7 +108,9 @@ class LaunchEvents:
         if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
             self._has_failed = True
             what = f"{cause.culprit} failed first: {cause.why}"
-            self._writer.failure(what, lost=cause.culprit)
+            peer = cause.lost_peer
+            step, reported_by = (None, None) if peer is None else (peer.step, peer.reported_by)
+            self._writer.failure(what, lost=cause.culprit, step=step, reported_by=reported_by)
 
     def notice(self, reason: str) -> None:
         """Records that all tasks have been asked to end."""

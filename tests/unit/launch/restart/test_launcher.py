@@ -238,7 +238,7 @@ def test_lost_task_is_named_whatever_the_words_of_the_error(script, folder, capf
     ]
     (launcher,) = [one for one in read_run("run").processes if one.task == "launcher 0"]
     (failure,) = [event for event in launcher.events if isinstance(event, FailureEvent)]
-    assert failure.lost == "worker 1"
+    assert (failure.lost, failure.step, failure.reported_by) == ("worker 1", 0, "worker 0")
 
 
 # Decisions about running tasks: a table of states.
