@@ -44,6 +44,16 @@ def join_address(host: str, port: int | str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def with_port(address: str, port: int) -> str:
+    """Returns `host:port` of an address whose port may be omitted; raises ValueError."""
+    place = without_scheme(address.strip())
+    host = place.rpartition(":")[0]
+    if host and (":" not in host or host.endswith("]")):  # else an IPv6 host alone
+        split_address(place)
+        return place
+    return join_address(place.removeprefix("[").removesuffix("]"), port)
+
+
 def is_loopback(host: str) -> bool:
     """True for localhost and its addresses, at which no other machine can reach this one.
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem import environment
-from stratagem.cluster.addresses import free_ports, join_address
+from stratagem.cluster.addresses import free_ports, join_address, own_name
 from stratagem.cluster.launchers import (
     kubeflow_jax,
     kubeflow_torch,
+    number_of,
     open_mpi,
     port_of_job,
     torchrun,
@@ -26,6 +27,7 @@ from stratagem.cluster.resolvers.slurm import SlurmClusterResolver, expand_tasks
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.cluster.spec import parse_task_index
+from stratagem.errors import invalid
 
 # Workers of Ray Train: their ranks from its context, address and secret of the run from rank 0.
 
@@ -133,16 +135,16 @@ def _launcher(
     return make_resolver
 
 
-def _slurm() -> ClusterResolver | None:
+def _slurm(gpus_per_node: int | None = None) -> ClusterResolver | None:
     if not all(map(environment.lookup, _SLURM_STEP)):
         return None
     # Two jobs on one host need different ports, unlike the resolver's default.
     job = environment.lookup("SLURM_JOB_ID")
     if job is None:
-        return SlurmClusterResolver()
+        return SlurmClusterResolver(gpus_per_node=gpus_per_node)
     tasks_of_hosts = expand_tasks_per_node(environment.lookup(_SLURM_STEP[-1]) or "")
     port_base = port_of_job(parse_task_index(job), num_ports=max(tasks_of_hosts))
-    return SlurmClusterResolver(port_base=port_base)
+    return SlurmClusterResolver(port_base=port_base, gpus_per_node=gpus_per_node)
 
 
 def _tpu() -> ClusterResolver | None:
@@ -172,3 +174,55 @@ ENVIRONMENTS: dict[str, Callable[[], ClusterResolver | None]] = {
     "TPU": _tpu,
     "SageMaker": _sagemaker,
 }
+
+
+# Nodes: machines on each of which a scheduler has started this program once.
+
+# As for torchrun.
+LAUNCH_PORT = 29400
+# Number of nodes, rank of this one, and address of node 0; None for what is not known.
+_Node = tuple[int | None, int | None, str | None]
+
+
+def detect_node() -> _Node:
+    """Returns what a scheduler says of the nodes: their number, this one's rank, node 0's address.
+
+    Tries Kubeflow Trainer, Open MPI, Slurm and Indexed Jobs of Kubernetes. A pod of the last knows
+    its rank, and pod 0 if it has a name in a headless service, but not the number of pods. Raises
+    ValueError if this program was started several times on a node, or for invalid variables;
+    RuntimeError for those of a Slurm step.
+    """
+    index = number_of("JOB_COMPLETION_INDEX")
+    if index is not None:
+        trainer = kubeflow_jax() or kubeflow_torch()
+        if trainer is not None:
+            return trainer.num_processes, trainer.process_id, trainer.coordinator_address
+    found = open_mpi()
+    if found is not None and found.num_processes > 1:
+        return _once_on_each(found, found.num_local_processes, "mpirun", "--map-by ppr:1:node")
+    # Without accelerators, which are for the processes that this one starts.
+    resolver = _slurm(gpus_per_node=0)
+    found = None if resolver is None else resolver.processes()
+    if found is not None and found.num_processes > 1:
+        most = max(expand_tasks_per_node(environment.lookup(_SLURM_STEP[-1]) or ""))
+        return _once_on_each(found, most, "srun", "--ntasks-per-node=1")
+    return None, index, None if index is None else _first_pod(index)
+
+
+def _once_on_each(found: Processes, most_on_one: int | None, starter: str, option: str) -> _Node:
+    if most_on_one != 1:
+        raise invalid(
+            f"{starter} started {found.num_processes} launchers, several on one node.",
+            expected="one launcher per node, which starts the workers of its node.",
+            fix=f"use {starter} {option} stratagem launch --workers N; or start each worker by "
+            f"{starter} python train.py, without the launcher.",
+        )
+    return found.num_processes, found.process_id, found.coordinator_address
+
+
+def _first_pod(index: int) -> str | None:
+    """Returns the address of pod 0; None if the pods have no names in a headless service."""
+    name, _, domain = own_name().partition(".")
+    if not domain or not name.endswith(f"-{index}"):
+        return None
+    return join_address(f"{name.removesuffix(str(index))}0.{domain}", LAUNCH_PORT)

@@ -6,7 +6,7 @@ import re
 import zlib
 
 from stratagem import environment
-from stratagem.cluster.addresses import join_address, split_address
+from stratagem.cluster.addresses import join_address, with_port
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.spec import parse_task_index
 from stratagem.errors import invalid
@@ -50,7 +50,7 @@ def kubeflow_jax() -> Processes | None:
     process_id = _required_number("JAX_PROCESS_ID", beside="JAX_NUM_PROCESSES")
     address = environment.lookup("JAX_COORDINATOR_ADDRESS")
     if address is not None:
-        address = _with_port(address, number_of("JAX_COORDINATOR_PORT") or _KUBEFLOW_JAX_PORT)
+        address = with_port(address, number_of("JAX_COORDINATOR_PORT") or _KUBEFLOW_JAX_PORT)
     return Processes(num_processes, process_id, address)
 
 
@@ -127,18 +127,10 @@ def _open_mpi_coordinator(*, all_local: bool) -> str | None:
     number = int(job[1]) // 4096 if job else zlib.crc32(name.encode())
     chosen = environment.lookup("JAX_COORDINATOR_ADDRESS")
     if chosen is not None:
-        return _with_port(chosen, port_of_job(number))
+        return with_port(chosen, port_of_job(number))
     if all_local:
         return join_address("127.0.0.1", port_of_job(number))
     return join_address(host[1] or host[2], port_of_job(number)) if host else None
-
-
-def _with_port(address: str, port: int) -> str:
-    try:
-        split_address(address)
-    except ValueError:
-        return join_address(address, port)
-    return address
 
 
 def _required_number(name: str, *, beside: str) -> int:

@@ -73,7 +73,7 @@ class LaunchOptions:
         log_level: lowest level of log records that tasks show, as in `sg.config.show_logs`; None
             for that of this process's environment.
         nnodes: number of nodes (machines). Each runs this launch, and starts its `workers`. None
-            for this machine, or for the nodes of a Slurm step or of `mpirun`.
+            for this machine, or for the nodes of a Slurm step, of `mpirun` or of a TrainJob.
         node_rank: rank of this node. None if the scheduler provides it.
         coordinator: "HOST:PORT" of node 0, at which process 0 listens. None if the scheduler
             provides it.

@@ -40,7 +40,9 @@ MPI = {
 
 @pytest.fixture(autouse=True)
 def no_scheduler(monkeypatch) -> None:
-    for name in (*STEP, *MPI, "JOB_COMPLETION_INDEX", "JAX_COORDINATOR_PORT"):
+    kubeflow = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PET_NNODES", "PET_NODE_RANK")
+    ports = ("JAX_COORDINATOR_PORT", "PET_MASTER_PORT")
+    for name in (*STEP, *MPI, "JOB_COMPLETION_INDEX", *kubeflow, *ports, "PET_MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -90,14 +92,25 @@ def test_options_that_cannot_be_are_refused(options, words) -> None:
 
 
 def test_slurm_step_and_mpirun_need_no_options(variables) -> None:
-    variables(MPI)
-    assert found() == Node(4, 3, "n0:4")
     variables(STEP)
     assert found() == Node(3, 2, "n1:61447")
     assert found(coordinator="n1:5") == Node(3, 2, "n1:5")
-    variables({"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"})
-    variables({"OMPI_COMM_WORLD_RANK": "0"})
+    variables(MPI)  # in a step of Slurm, as which mpirun may start its daemons
+    assert found() == Node(4, 3, "n0:4")
+    variables({"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"})
+    variables({"SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "0"})
+    variables({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"})
     assert found() is None
+
+
+def test_pods_of_kubeflow_trainer_need_no_options(variables) -> None:
+    torch = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "a-0.a"}
+    variables(torch | {"PET_MASTER_PORT": "29400", "PET_NPROC_PER_NODE": "1"})
+    assert found() is None  # variables that torchrun reads, where nothing started several
+    variables({"JOB_COMPLETION_INDEX": "3"})
+    assert found() == Node(4, 3, "a-0.a:29400")
+    variables({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "JAX_COORDINATOR_ADDRESS": "b"})
+    assert found() == Node(2, 1, "b:6666")
 
 
 @pytest.mark.parametrize(
@@ -124,18 +137,10 @@ def test_pods_of_an_indexed_job_meet_at_the_first(variables, monkeypatch) -> Non
     assert found() is None  # an Indexed Job may be many jobs of one node
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"JOB_COMPLETION_INDEX": "1"}, r"set `subdomain`(?s:.)*train-1 is no such name"),
-        ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, "in a Ray job use sg.ParameterServerStrategy"),
-    ],
-)
-def test_address_that_a_scheduler_does_not_give_is_asked_for(
-    variables, monkeypatch, given, words
-) -> None:
-    variables(given)
+def test_address_that_a_scheduler_does_not_give_is_asked_for(variables, monkeypatch) -> None:
+    variables({"JOB_COMPLETION_INDEX": "1"})
     monkeypatch.setattr(socket, "getfqdn", lambda: "train-1")
+    words = r"service as `subdomain`(?s:.)*--coordinator(?s:.)*in a Ray job use"
     with pytest.raises(ValueError, match=words):
         found(nnodes=2, node_rank=1)
 

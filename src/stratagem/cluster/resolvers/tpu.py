@@ -9,7 +9,7 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.cluster.accelerators import TPUSystemMetadata, metadata_of
-from stratagem.cluster.addresses import join_address, split_address, without_scheme
+from stratagem.cluster.addresses import join_address, split_address, with_port
 from stratagem.cluster.launchers import number_of
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.resolvers.gce import build_service, metadata
@@ -275,11 +275,11 @@ class TPUClusterResolver(ClusterResolver):
 
     def _coordinator_of_slices(self) -> str | None:
         address = environment.lookup("MEGASCALE_COORDINATOR_ADDRESS")
-        return None if address is None else _with_port(address)
+        return None if address is None else with_port(address, _PORT)
 
     def _endpoints(self, tpu: str) -> list[str]:
         if _is_address(tpu):
-            return [_with_port(address) for address in tpu.split(",")]
+            return [with_port(address, _PORT) for address in tpu.split(",")]
         node = self._node(tpu)
         state, health = node.get("state"), node.get("health")
         # Without a health check, the API returns no health.
@@ -324,11 +324,6 @@ def _is_address(tpu: str) -> bool:
     return tpu.startswith("grpc://") or bool(re.search(r":\d+$", tpu.split(",")[0]))
 
 
-def _with_port(address: str) -> str:
-    address = without_scheme(address.strip())
-    return address if re.search(r"[^:]:\d+$", address) else join_address(address, _PORT)
-
-
 def _addresses(node: dict[str, Any]) -> list[str]:
     # A TPU with one host has its address at the top level.
     endpoints = node.get("networkEndpoints") or [node]
@@ -358,7 +353,7 @@ def _hosts_of_slice() -> list[str]:
     listed = environment.lookup("TPU_PROCESS_ADDRESSES") or environment.lookup(
         "TPU_WORKER_HOSTNAMES"
     )
-    return [] if listed is None else [_with_port(host) for host in listed.split(",")]
+    return [] if listed is None else [with_port(host, _PORT) for host in listed.split(",")]
 
 
 def _slice_start(hosts: list[str]) -> int:
