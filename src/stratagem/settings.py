@@ -179,6 +179,9 @@ _OPTIONS = {
         unset="the GPUs shared evenly",
     ),
     "max_restarts": NUMBER(0, "Maximum number of restarts of all tasks after a failure."),
+    "max_preemptions": NUMBER(
+        None, "Maximum number of restarts after tasks saved and exited.", unset="no limit"
+    ),
     "min_workers": COUNT(
         None, "After a worker fails, continue without it, with at least this many workers."
     ),
@@ -203,7 +206,7 @@ _OPTIONS = {
     "nnodes": COUNT(
         None,
         "Number of nodes (machines), each of which runs this command. By default 1, or those of a "
-        "Slurm step or of `mpirun`.",
+        "Slurm step, of `mpirun` or of a TrainJob.",
     ),
     "node_rank": NUMBER(None, "Rank of this node. Process 0 runs on node 0."),
     "coordinator": TEXT(None, "Address of node 0 at which process 0 listens.", metavar="HOST:PORT"),

@@ -25,6 +25,7 @@ class LaunchArguments(TypedDict, total=False):
     input_workers: int
     devices_per_worker: int | None
     max_restarts: int
+    max_preemptions: int | None
     min_workers: int | None
     max_workers: int | None
     rejoin_after_s: float
@@ -56,6 +57,9 @@ class LaunchOptions:
         devices_per_worker: number of GPUs per worker, or of virtual CPU devices on a machine
             without GPUs. None divides the GPUs evenly and does not change the CPU.
         max_restarts: maximum number of restarts of all tasks after failures.
+        max_preemptions: maximum number of restarts after preemptions, in which tasks saved and
+            exited with code 42. None for no limit. Beyond it the job ends with code 42. Restarts
+            after failures are counted apart.
         min_workers: after a worker fails, all tasks restart without it, with at least this many
             workers. None always restarts the same number.
         max_workers: number of workers when all are available; None for `workers`.
@@ -96,6 +100,7 @@ class LaunchOptions:
     input_workers: int = 0
     devices_per_worker: int | None = None
     max_restarts: int = 0
+    max_preemptions: int | None = None
     min_workers: int | None = None
     max_workers: int | None = None
     rejoin_after_s: float = 60.0

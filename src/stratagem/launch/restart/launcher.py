@@ -191,6 +191,7 @@ class _Job:
                 outcome.counted,
                 ran_s=time.monotonic() - started_s,
                 max_restarts=options.max_restarts,
+                max_preemptions=options.max_preemptions,
                 were_asked=outcome.were_asked,
             )
             if outcome.signum is not None:
@@ -255,7 +256,7 @@ def _report(
     cause, signum = outcome.cause, outcome.signum
     if cause is not None and signum not in cause.signals:
         if have_saved_and_left(statuses):
-            screen.say(notice_report(statuses, after))
+            screen.say(notice_report(statuses, before, after, options.max_preemptions))
         else:
             screen.say(failure_report(cause, statuses, log_dir=options.log_dir))
     if signum is not None:
@@ -265,7 +266,7 @@ def _report(
     if after is None:
         events.end(outcome.exit_code)
         return
-    screen.say(restart_report(before, after, options.max_restarts))
+    screen.say(restart_report(before, after, options))
     if options.min_workers is not None or options.max_workers is not None:
         screen.say([f"There are {num_workers} of {options.full_workers} workers now."])
     events.restart(after.count, cause)

@@ -147,11 +147,13 @@ MAX_SHORT_STARTS = 3
 class RestartCount:
     """Number of restarts after failures and after notices (tasks that saved and exited).
 
-    `short_starts` counts consecutive starts that were short and ended after a notice.
+    `preemptions` counts the notices that the launcher did not give itself, `short_starts`
+    consecutive starts that were short and ended after a notice.
     """
 
     failures: int = 0
     notices: int = 0
+    preemptions: int = 0
     short_starts: int = 0
 
     @property
@@ -165,12 +167,14 @@ class RestartCount:
         *,
         ran_s: float,
         max_restarts: int,
+        max_preemptions: int | None = None,
         were_asked: bool = False,
     ) -> RestartCount | None:
         """Returns the count for the next start, or None if the job is over.
 
-        The tasks ran for `ran_s` seconds; `max_restarts` limits restarts after failures;
-        `were_asked` means that the launcher had asked the tasks to save and exit.
+        The tasks ran for `ran_s` seconds; `max_restarts` limits restarts after failures, and
+        `max_preemptions` those after preemptions (None: not at all), each for itself; `were_asked`
+        means that the launcher had asked the tasks to save and exit.
         """
         if cause_of_failure(statuses) is None:
             is_done = all(status.returncode == 0 for status in statuses if status.trains)
@@ -178,10 +182,18 @@ class RestartCount:
                 return None
             return dataclasses.replace(self, notices=self.notices + 1, short_starts=0)
         left = have_saved_and_left(statuses)
+        preemptions = self.preemptions + (left and not were_asked)
+        if max_preemptions is not None and preemptions > max_preemptions:
+            return None
         is_short = left and ran_s < SHORT_S
         short_starts = self.short_starts + 1 if is_short else 0
         if left and short_starts < MAX_SHORT_STARTS:
-            return dataclasses.replace(self, notices=self.notices + 1, short_starts=short_starts)
+            return RestartCount(
+                failures=self.failures,
+                notices=self.notices + 1,
+                preemptions=preemptions,
+                short_starts=short_starts,
+            )
         if self.failures >= max_restarts:
             return None
         return dataclasses.replace(self, failures=self.failures + 1, short_starts=short_starts)
@@ -216,18 +228,27 @@ class WorkerRestarts:
     One that keeps failing early waits longer each time, up to 30 seconds.
     """
 
-    def __init__(self, max_restarts: int) -> None:
-        self._max_restarts = max_restarts
-        self.num_restarts = 0
+    def __init__(self, max_restarts: int, max_preemptions: int | None = None) -> None:
+        self._max_restarts, self._max_preemptions = max_restarts, max_preemptions
+        self.num_restarts = self.num_preemptions = 0
         self._is_exhausted = False
         self._backoffs: dict[int, Backoff] = {}
         self._due_s: dict[int, float] = {}
 
-    def note_loss(self, worker: int, name: str, *, ran_s: float, now_s: float) -> str:
+    def note_loss(
+        self, worker: int, name: str, *, ran_s: float, now_s: float, saved_and_left: bool = False
+    ) -> str:
         """Plans the restart of a lost worker; returns a message about it, or an empty string.
 
-        The message that no restart is left comes once.
+        The message that no restart is left comes once. A worker that `saved_and_left` was
+        preempted, unless it hardly ran.
         """
+        if saved_and_left and ran_s >= SHORT_S:
+            if self._max_preemptions is not None and self.num_preemptions >= self._max_preemptions:
+                return f"Not starting {name} again: no restart after a preemption is left."
+            self.num_preemptions += 1
+            self._plan(worker, ran_s, now_s)
+            return f"Starting {name} again; this does not count as a failure."
         most = self._max_restarts
         if not most:
             return ""
@@ -235,10 +256,14 @@ class WorkerRestarts:
             is_first, self._is_exhausted = not self._is_exhausted, True
             return f"Not starting {name} again: no restart of {most} is left." if is_first else ""
         self.num_restarts += 1
-        delay_s = self._backoffs.setdefault(worker, Backoff(SHORT_S)).delay_s(ran_s)
-        self._due_s[worker] = now_s + delay_s
+        delay_s = self._plan(worker, ran_s, now_s)
         after = f" after {delay_s:g} s" if delay_s else ""
         return f"Starting {name} again{after}: restart {self.num_restarts} of {most}."
+
+    def _plan(self, worker: int, ran_s: float, now_s: float) -> float:
+        delay_s = self._backoffs.setdefault(worker, Backoff(SHORT_S)).delay_s(ran_s)
+        self._due_s[worker] = now_s + delay_s
+        return delay_s
 
     def take_due(self, now_s: float, is_gone: Callable[[int], bool]) -> list[int]:
         """Returns the workers that start now, once; `is_gone` is True if nothing of one is left."""

@@ -222,10 +222,17 @@ def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
     return [f"{cause.name} {verb} ({cause.how}): stopping the others."]
 
 
-def notice_report(statuses: Sequence[ExitStatus], after: RestartCount | None) -> list[str]:
+def notice_report(
+    statuses: Sequence[ExitStatus],
+    before: RestartCount,
+    after: RestartCount | None,
+    max_preemptions: int | None = None,
+) -> list[str]:
     """Returns lines about tasks that saved and exited; `after` is None if none restarts."""
     lines = [f"Saved and left after notice: {_each(statuses)}."]
-    if after is None or after.short_starts >= MAX_SHORT_STARTS:
+    if after is None and max_preemptions is not None and before.preemptions >= max_preemptions:
+        lines.append(f"No restart after a preemption is left, of {max_preemptions}.")
+    elif after is None or after.short_starts >= MAX_SHORT_STARTS:
         lines.append(
             f"This happened within {SHORT_S:g} s of the start {MAX_SHORT_STARTS} times or more in "
             "a row, so it counts as a failure."
@@ -233,11 +240,14 @@ def notice_report(statuses: Sequence[ExitStatus], after: RestartCount | None) ->
     return lines
 
 
-def restart_report(before: RestartCount, after: RestartCount, max_restarts: int) -> list[str]:
+def restart_report(before: RestartCount, after: RestartCount, options: LaunchOptions) -> list[str]:
     """Returns lines about the restart of all tasks."""
-    if after.failures == before.failures:
-        return ["Starting all tasks again; this does not count as a failure."]
-    return [f"Starting all tasks again: restart {after.failures} of {max_restarts}."]
+    if after.failures > before.failures:
+        return [f"Starting all tasks again: restart {after.failures} of {options.max_restarts}."]
+    most = options.max_preemptions
+    if most is not None and after.preemptions > before.preemptions:
+        return [f"Starting all tasks again: preemption {after.preemptions} of {most}."]
+    return ["Starting all tasks again; this does not count as a failure."]
 
 
 def _each(statuses: Sequence[ExitStatus]) -> str:

@@ -21,6 +21,7 @@ from stratagem.launch.restart.policy import (
     TaskState,
     WorkerRestarts,
     cause_of_failure,
+    have_saved_and_left,
     have_survivors,
     tasks_to_kill,
     tasks_to_stop,
@@ -214,7 +215,9 @@ class TaskGroup(Closing):
         self._tasks: list[TaskProcess] = []
         self._num_interrupts = 0
         self._reported: list[ExitStatus] = []
-        self._restarts = WorkerRestarts(self._options.max_restarts)  # that others survive
+        self._restarts = WorkerRestarts(  # that others survive
+            self._options.max_restarts, self._options.max_preemptions
+        )
         self._has_reported = False
         self._without_start: list[ExitStatus] = []
         self.were_asked = False
@@ -376,15 +379,20 @@ class TaskGroup(Closing):
                 self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} continue."])
                 if num_left and not is_ending:
                     index = next(n for n, one in enumerate(self._tasks) if one is task)
-                    self._plan_restart(index, ran_s=now_s - task.started_s, now_s=now_s)
+                    ran_s, left = now_s - task.started_s, have_saved_and_left([status])
+                    self._plan_restart(index, ran_s=ran_s, now_s=now_s, saved_and_left=left)
         if num_left:
             due = self._restarts.take_due(now_s, lambda index: self._tasks[index].is_gone)
             for index in [] if is_ending else due:
                 self._restart(index, now_s)
 
-    def _plan_restart(self, index: int, *, ran_s: float, now_s: float) -> None:
+    def _plan_restart(
+        self, index: int, *, ran_s: float, now_s: float, saved_and_left: bool = False
+    ) -> None:
         name = self._tasks[index].plan.name
-        if text := self._restarts.note_loss(index, name, ran_s=ran_s, now_s=now_s):
+        if text := self._restarts.note_loss(
+            index, name, ran_s=ran_s, now_s=now_s, saved_and_left=saved_and_left
+        ):
             self._screen.say([text])
 
     def _report_slow(self, now_s: float) -> None:

@@ -449,6 +449,33 @@ def test_tasks_that_were_asked_to_leave_are_started_again_at_no_charge() -> None
     assert before.next(failed, ran_s=0.0, max_restarts=1, were_asked=True) is None
 
 
+def test_preemptions_have_a_budget_of_their_own() -> None:
+    left, failed = [end("worker 0", 42), STOPPED], [end("worker 0", 1), STOPPED]
+    limits = {"ran_s": 60.0, "max_restarts": 1, "max_preemptions": 2}
+    count = RestartCount()
+    for statuses in (left, failed, left):
+        count = count.next(statuses, **limits)
+        assert count is not None
+    assert count == RestartCount(failures=1, notices=2, preemptions=2)
+    assert count.next(left, **limits) is None
+    assert count.next(failed, **limits) is None
+    # That the launcher asked is no preemption.
+    asked = count.next([end("worker 0", 42, was_stopped=True), STOPPED], **limits, were_asked=True)
+    assert asked == RestartCount(failures=1, notices=3, preemptions=2)
+    unlimited = {"ran_s": 60.0, "max_restarts": 0}
+    assert RestartCount(preemptions=1000).next(left, **unlimited) is not None
+
+
+def test_job_whose_preemptions_are_used_up_ends_with_their_code(capfd, script) -> None:
+    path = script("raise SystemExit(42)")
+    options = LaunchOptions(max_restarts=5, max_preemptions=1)
+    assert launch([sys.executable, path], options).exit_code == 42
+    err = capfd.readouterr().err
+    assert err.count("Starting all tasks again: preemption 1 of 1.") == 1
+    assert err.count("Starting all tasks again") == 1
+    assert err.endswith("[launch] No restart after a preemption is left, of 1.\n")
+
+
 def test_launcher_that_ends_when_tasks_left_says_so() -> None:
     asked = {"was_stopped": True, "signals": frozenset({15})}
     statuses = (end("ps 0", -15, **asked), end("worker 0", 42, **asked))

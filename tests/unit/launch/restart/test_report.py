@@ -51,13 +51,16 @@ def test_tasks_that_saved_and_left_are_not_called_failed() -> None:
         "worker 0 saved and left after notice (exit code 42): stopping the others."
     ]
     left = ["Saved and left after notice: worker 0 (exit code 42), worker 1 (killed by SIGTERM)."]
-    assert notice_report(statuses, RestartCount(notices=1, short_starts=2)) == left
+    assert notice_report(statuses, RestartCount(), RestartCount(notices=1, short_starts=2)) == left
     short = [
         "This happened within 10 s of the start 3 times or more in a row, so it counts as a "
         "failure."
     ]
-    assert notice_report(statuses, RestartCount(failures=1, short_starts=3)) == left + short
-    assert notice_report(statuses, None) == left + short
+    assert (
+        notice_report(statuses, RestartCount(), RestartCount(failures=1, short_starts=3))
+        == left + short
+    )
+    assert notice_report(statuses, RestartCount(), None) == left + short
 
 
 # The error of worker 0 when worker 1 is stopped (SIGSTOP), and when the disk of worker 1 is full.
@@ -180,6 +183,20 @@ def test_one_that_fails_early_waits_longer_each_time() -> None:
     assert " after " not in _loss(restarts, worker=2, ran_s=1)
 
 
+def test_worker_that_saved_and_left_after_a_while_has_a_budget_of_its_own() -> None:
+    restarts = WorkerRestarts(0, max_preemptions=2)
+    for _ in range(2):
+        text = _loss(restarts, saved_and_left=True)
+        assert text == "Starting worker 1 again; this does not count as a failure."
+        assert restarts.take_due(100, _always) == [1]
+    text = _loss(restarts, saved_and_left=True)
+    assert text == "Not starting worker 1 again: no restart after a preemption is left."
+    assert restarts.take_due(100, _always) == []
+    # A notice that never ends.
+    text = _loss(WorkerRestarts(3), ran_s=1, saved_and_left=True)
+    assert text == "Starting worker 1 again: restart 1 of 3."
+
+
 def test_restarts_of_all_workers_have_one_limit_which_is_reported_once() -> None:
     restarts = WorkerRestarts(2)
     assert [_loss(restarts, worker) for worker in range(4)] == [
@@ -238,6 +255,9 @@ def test_other_thread_catches_nothing_and_changes_nothing(handlers) -> None:
 LONG_S = SHORT_S
 
 
+LEFT_3 = RestartCount(notices=3, preemptions=1)
+
+
 def statuses(*returncodes: int, lines: tuple[str, ...] = ()) -> list[ExitStatus]:
     return [
         ExitStatus(name=f"worker {index}", returncode=returncode, at_s=1.0, lines=lines)
@@ -253,10 +273,15 @@ def statuses(*returncodes: int, lines: tuple[str, ...] = ()) -> list[ExitStatus]
         (RestartCount(failures=1), (-9, 0), 0.0, RestartCount(failures=2)),
         (RestartCount(failures=2), (-9, 0), LONG_S, None),
         # To leave with 42 is no failure, however often.
-        (RestartCount(), (42, 42), LONG_S, RestartCount(notices=1)),
-        (RestartCount(failures=2, notices=7), (42, 0), LONG_S, RestartCount(failures=2, notices=8)),
+        (RestartCount(), (42, 42), LONG_S, RestartCount(notices=1, preemptions=1)),
+        (
+            RestartCount(failures=2, notices=7),
+            (42, 0),
+            LONG_S,
+            RestartCount(failures=2, notices=8, preemptions=1),
+        ),
         # Unless it is at once, and again, and again.
-        (RestartCount(), (42,), 0.0, RestartCount(notices=1, short_starts=1)),
+        (RestartCount(), (42,), 0.0, RestartCount(notices=1, preemptions=1, short_starts=1)),
         (
             RestartCount(notices=2, short_starts=MAX_SHORT_STARTS - 1),
             (42,),
@@ -265,7 +290,12 @@ def statuses(*returncodes: int, lines: tuple[str, ...] = ()) -> list[ExitStatus]
         ),
         (RestartCount(failures=2, short_starts=MAX_SHORT_STARTS), (42,), 0.0, None),
         # A start that was not short begins to count anew, and so does a failure.
-        (RestartCount(notices=2, short_starts=2), (42,), LONG_S, RestartCount(notices=3)),
+        (
+            RestartCount(notices=2, short_starts=2),
+            (42,),
+            LONG_S,
+            RestartCount(notices=3, preemptions=1),
+        ),
         (RestartCount(notices=2, short_starts=2), (1,), 0.0, RestartCount(failures=1, notices=2)),
     ],
 )
