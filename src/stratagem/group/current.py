@@ -6,7 +6,10 @@ divergence is detected. With a single process they return at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import faulthandler
+import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +37,16 @@ def set_current_group(group: Group) -> None:
     assert not _groups
     _groups.append(group)
     logs.set_task(group.identity.label, group.identity.process_id)
+
+
+_STDERR = 2  # sys.stderr has no descriptor in a notebook
+
+
+def print_stacks(label: str) -> None:
+    """Prints where all threads are: the error of a limit says where a program is, and not why."""
+    with contextlib.suppress(OSError):
+        os.write(_STDERR, f"{label}: stacks at the time limit.\n".encode())
+    faulthandler.dump_traceback(_STDERR)
 
 
 # Identity of a process within its group.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,7 +16,7 @@ from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 from stratagem.group.assignments import AssignmentNotes
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.connection import Connection
-from stratagem.group.current import Identity
+from stratagem.group.current import Identity, print_stacks
 from stratagem.group.hub import MAIN
 from stratagem.group.verdict import Activity, GroupLimits, ProgramPosition, Verdict
 from stratagem.group.wire import decode, encode
@@ -192,7 +190,6 @@ _FIRST_PROGRESS_S = 2.0
 # pause is this fraction of the time waited so far.
 _MIN_PAUSE_S, _MAX_PAUSE_S, _PAUSE_FRACTION = 0.0002, 0.01, 0.02
 _NOTIFY_LIMIT_S = 5.0
-_STDERR = 2  # sys.stderr has no descriptor in a notebook
 
 
 class Group:
@@ -552,7 +549,7 @@ class Group:
                 # Not while joining, when all wait in the same place. Before the program knows of
                 # the verdict, so that its error is not in between.
                 if verdict.error == "DeadlineExceededError" and self._has_joined:
-                    self._print_stacks()
+                    print_stacks(self.identity.label)
                 self._verdict = verdict
             self._changed.notify_all()
 
@@ -575,12 +572,6 @@ class Group:
                     how=how.partition(":")[0],
                 )
             self._changed.notify_all()
-
-    def _print_stacks(self) -> None:
-        """Prints where all threads are: the error says where the program is, and not why."""
-        with contextlib.suppress(OSError):
-            os.write(_STDERR, f"{self.identity.label}: stacks at the time limit.\n".encode())
-        faulthandler.dump_traceback(_STDERR)
 
     def _set_position(self, kind: Activity, name: str, step: int, calls: int | None = None) -> None:
         with self._position_lock:

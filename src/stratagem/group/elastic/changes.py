@@ -263,6 +263,8 @@ class ViewChanges:
         )
 
     def _stuck(self, missing: list[int], waited_s: float) -> DeadlineExceededError:
+        self._inbox.print_stacks()
+        self._peers.ask_for_stacks()
         return DeadlineExceededError(
             explain(
                 f"{self._named(missing)} still runs, but has not reached a step or an exchange "

@@ -1,8 +1,9 @@
 """`ElasticGroup`: processes that train together, go on without lost ones, and take in others.
 
 Who speaks. Each process of the cluster listens at its address, on a port behind a gate. `peers` has
-what others open there: data connections of a view, reports, probes, and candidates that wait.
-Nobody leads for long: the lowest member of a view decides on the next one.
+what others open there: data connections of a view, reports, probes, candidates that wait, and
+requests for stacks from a member at a time limit. Nobody leads for long: the lowest member of a
+view decides on the next one.
 
 Rounds. A step is a round, and so is an exchange of values. A round is a number of operations, the
 same on all members and in the same order, and a commit, which begins with a barrier. A member
@@ -90,7 +91,7 @@ class ElasticGroup(Closing):
         self._first, self.limits = identity, limits
         own = identity.process_id
         incarnation = secrets.randbits(62)
-        self._inbox = Inbox(incarnation)
+        self._inbox = Inbox(incarnation, identity.label)
         host, port = identity.addresses[own]
         self._gate = Gate(
             listening_sockets(host, port, identity.hosts),
@@ -302,6 +303,8 @@ class ElasticGroup(Closing):
                 raise PeerLostError(f"process {member} does not answer")
         self._probed_s = time.monotonic()
         if waited_s > self._limit_s:
+            self._inbox.print_stacks()
+            self._peers.ask_for_stacks()
             members = ", ".join(self._first.labels[member] for member in self.view.members)
             raise DeadlineExceededError(
                 explain(

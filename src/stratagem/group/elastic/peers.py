@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from stratagem.errors import explain
 from stratagem.group.authentication.connections import MAX_FRAME_BYTES, frame, framed, reach
 from stratagem.group.authentication.secret import Credentials
+from stratagem.group.current import print_stacks
 from stratagem.group.elastic.peer_connections import (
     Brokenness,
     ExchangeTimes,
@@ -53,7 +54,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 _Key = TypeVar("_Key")
-DATA, REPORT, PROBE, READY = "data", "report", "probe", "ready"
+DATA, REPORT, PROBE, READY, STACKS = "data", "report", "probe", "ready", "stacks"
 _ANSWER_S = 1.0
 _NOT_A_MEMBER = explain(
     "The other members continued without this process.",
@@ -88,8 +89,9 @@ class Candidate:
 class Inbox:
     """Connections of other processes that wait for this one. Any thread may use it."""
 
-    def __init__(self, incarnation: int = 0) -> None:
+    def __init__(self, incarnation: int = 0, label: str = "") -> None:
         self.changed = threading.Condition()
+        self._label, self._has_printed = label, False
         self._about: dict[str, Any] = {
             "incarnation": incarnation,
             "stage": Stage.STARTS,
@@ -116,6 +118,10 @@ class Inbox:
     def admit(self, connection: socket.socket, claim: str) -> None:
         """Takes an authenticated connection by its claim."""
         kind, *words = claim.split()
+        if kind == STACKS:
+            connection.close()
+            self.print_stacks()
+            return
         with self.changed:
             if self._is_closed:
                 connection.close()
@@ -131,6 +137,13 @@ class Inbox:
             else:
                 _answer(connection, self._about)
             self.changed.notify_all()
+
+    def print_stacks(self) -> None:
+        """Prints the stacks of this process, once: several members may be over a time limit."""
+        with self.changed:
+            has_printed, self._has_printed = self._has_printed, True
+        if not has_printed:
+            print_stacks(self._label)
 
     def _expects(self, member: int, incarnation: int) -> bool:
         """Returns True for a member; for any process before the first view."""
@@ -269,6 +282,13 @@ class Peers:
         limit_s = min(_PROBE_S, self._peer_s)
         with self._dial(member, PROBE, limit_s) as connection:
             return receive_message(connection, limit_s)
+
+    def ask_for_stacks(self) -> None:
+        """Makes the other members print their stacks, before this one ends at a time limit."""
+        for member in self.expected:
+            if member != self.own:
+                with contextlib.suppress(OSError):
+                    self._dial(member, STACKS, _PROBE_S).close()
 
     def is_lost(self, member: int) -> bool:
         """Returns True if a process has ended, or has not answered for the limit.

@@ -37,6 +37,9 @@ class _Peers:
     def __init__(self, lost: Collection[int] = (), silent: Collection[int] = ()) -> None:
         self._lost, self._silent = {*lost, *silent}, silent
 
+    def ask_for_stacks(self) -> None:
+        """The inbox of the member prints its own."""
+
     def is_lost(self, member: int) -> bool:
         return member in self._lost
 
@@ -98,10 +101,11 @@ def test_half_of_the_members_stop_if_the_others_may_go_on(make) -> None:
     assert "more than half of the members" in receive_message(side, 1)["error"]
 
 
-def test_a_member_that_runs_and_does_not_report_is_named(make) -> None:
+def test_a_member_that_runs_and_does_not_report_is_named(make, capfd) -> None:
     changes, _ = make(_Peers())
     with pytest.raises(DeadlineExceededError, match="worker 1 still runs, but has not reached"):
         changes.next_view(View(0, (0, 1)), _OWN)
+    assert "stacks at the time limit" in capfd.readouterr().err
 
 
 def test_a_process_that_waits_takes_the_place_of_a_lost_member(make) -> None:

@@ -17,6 +17,7 @@ from stratagem.group.elastic.peer_connections import DivergedError, PeerConnecti
 from stratagem.group.elastic.views import View
 from tests.unit.group.elastic.members import LIMITS, Training, members_of
 from tests.unit.group.process_group.members import listed, together
+from tests.unit.launch.waiting import until
 
 
 def _round(group: ElasticGroup) -> bool:
@@ -114,12 +115,27 @@ def test_a_report_of_a_broken_view_breaks_the_round_of_one_that_waits(members) -
             members[0]._check_view(0.0)
 
 
-def test_a_member_that_makes_no_progress_is_an_error(make_cluster) -> None:
+def test_a_member_that_makes_no_progress_is_an_error(make_cluster, capfd) -> None:
+    """And every member prints its stacks once, also the one that does not wait."""
     limits = LIMITS.__class__(join_s=120, peer_s=120, stuck_s=0.01, barrier_s=120)
-    groups = make_cluster(2, limits=limits).started(2)
-    groups[0].begin_round("step")
-    with pytest.raises(DeadlineExceededError, match="STRATAGEM_STUCK_TIMEOUT_S"):
-        groups[0].operate(PeerConnections.barrier)
+    groups = make_cluster(3, limits=limits).started(3)
+
+    def wait(index: int) -> None:
+        groups[index].begin_round("step")
+        with pytest.raises(DeadlineExceededError, match="STRATAGEM_STUCK_TIMEOUT_S"):
+            groups[index].operate(PeerConnections.barrier)
+
+    together(2, wait)
+    printed = ""
+
+    def have_all() -> bool:
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return all(f"{one}: stacks at the time limit.\n" in printed for one in labels)
+
+    labels = groups[0].identity.labels
+    until(have_all)
+    assert printed.count("stacks at the time limit") == 3
 
 
 def test_a_rehearsal_ends_its_rounds_at_once_and_counts_none(make_cluster) -> None:
