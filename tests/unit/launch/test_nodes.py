@@ -20,6 +20,7 @@ import stratagem as sg
 from stratagem.cluster.addresses import free_ports
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.plan import Node, find_node, plan_tasks
+from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.unit.launch.waiting import number_in
 
 STEP = {
@@ -202,18 +203,26 @@ np.save(f"kernel-{rank}.npy", np.asarray(model.layers[0].kernel))
 
 @pytest.fixture
 def nodes(folder):
-    """Starts a launcher for each node, with the words that the script gets."""
+    """Starts a launcher for each node, on a host of its own if asked for.
+
+    `words` are those that the script gets.
+    """
 
     @contextlib.contextmanager
-    def start(options: list[str], *words: str) -> Iterator[list[subprocess.Popen[str]]]:
+    def start(
+        options: list[str], *words: str, on_hosts: bool = False
+    ) -> Iterator[list[subprocess.Popen[str]]]:
         (folder / "train.py").write_text(TRAINS)
         command = [sys.executable, "-m", "stratagem", "launch", "--nnodes", "2", *options]
-        command += ["--coordinator", f"127.0.0.1:{free_ports(1)[0]}"]
         with contextlib.ExitStack() as stack:
+            places: list[tuple[list[str], str]] = [([], f"127.0.0.1:{free_ports(1)[0]}")] * 2
+            if on_hosts:
+                places = stack.enter_context(hosts(2))
+            command += ["--coordinator", places[0][1]]
             made: list[subprocess.Popen[str]] = []
-            for rank in range(2):
+            for rank, (there, _) in enumerate(places):
                 process = subprocess.Popen(
-                    [*command, "--node-rank", str(rank), "train.py", *words],
+                    [*there, *command, "--node-rank", str(rank), "train.py", *words],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -253,15 +262,26 @@ def test_workers_of_all_nodes_train_together_and_their_run_is_recorded_once(node
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "on_hosts"),
+    [
+        (0, False),
+        pytest.param(
+            1,
+            True,  # network namespaces, in which neither finds the other on loopback
+            marks=pytest.mark.skipif(not can_make_hosts(), reason="needs root and iproute2"),
+        ),
+    ],
+)
 def test_all_nodes_restart_after_a_loss_and_end_with_the_same_weights(
-    nodes, folder, victim
+    nodes, folder, victim, on_hosts
 ) -> None:
     with nodes([]) as launchers:
         assert [end_of(one)[0] for one in launchers] == [0, 0]
     wanted = kernels(folder, 2)
     (folder / "kernel-0.npy").unlink(), (folder / "kernel-1.npy").unlink()
-    with nodes(["--max-restarts", "2"], f"{victim} 0") as launchers:
+    options = ["--max-restarts", "2"]
+    with nodes(options, f"{victim} 0", on_hosts=on_hosts) as launchers:
         ends = [end_of(one) for one in launchers]
     assert [code for code, _ in ends] == [0, 0], ends
     for _, out in ends:
