@@ -479,10 +479,6 @@ class RayProcesses(_Processes):
         super().watch(on_lost, on_returned, on_given_up)
         self._ray_watch = RayWatch(watched_addresses(), self._lose_ray)
 
-    def kill_keeper(self, index: int) -> None:
-        """Kills a process and its actor, as a machine failure does; for tests."""
-        self._ray.kill(self._actors[index])
-
     def close(self) -> None:
         """Closes the served objects, then stops the processes."""
         if self._ray_watch is not None:

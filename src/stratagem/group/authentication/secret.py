@@ -171,6 +171,18 @@ def has_ray_token(base: Mapping[str, str]) -> bool:
     return any(named) or ray_token_file().exists()
 
 
+def read_ray_token(base: Mapping[str, str]) -> str:
+    """Returns the token of Ray that a process with these variables finds; "" without one."""
+    if token := base.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    named = base.get("RAY_AUTH_TOKEN_PATH", "").strip()
+    try:
+        file = Path(named).expanduser() if named else ray_token_file()
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
 def with_ray_token(base: Mapping[str, str]) -> dict[str, str]:
     """Returns variables for child processes, with a new token if they start Ray without one."""
     has_own_ray = base.get("RAY_ADDRESS", "").strip()  # it has a token of its own, or none
@@ -425,11 +437,6 @@ class Gate(Closing):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="stratagem-gate", daemon=True)
         self._thread.start()
-
-    @property
-    def num_handshakes(self) -> int:
-        """Number of connections that have not proved the secret yet."""
-        return len(self._handshakes)
 
     def close(self) -> None:
         """Stops listening, and closes connections that were not handed over."""

@@ -52,10 +52,12 @@ def main(text: str) -> int:
     is_over = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: is_over.set())
-    for watch, limit_s in ((_send_heartbeats, plan.heartbeat_s), (_watch_client, plan.lease_s)):
-        if limit_s is not None:
-            arguments = (plan, limit_s, frames, is_over)
-            threading.Thread(target=watch, args=arguments, daemon=True).start()
+    if plan.heartbeat_s is not None:
+        arguments: tuple[Any, ...] = (plan.heartbeat_s, frames)
+        threading.Thread(target=_send_heartbeats, args=arguments, daemon=True).start()
+    if plan.lease_s is not None:
+        arguments = (plan, plan.lease_s, frames, is_over)
+        threading.Thread(target=_watch_client, args=arguments, daemon=True).start()
     own = ".".join(map(str, sys.version_info[:2]))
     if plan.python not in ("", own):
         why = explain(
@@ -73,9 +75,7 @@ def main(text: str) -> int:
     return code if 0 <= code < 256 else 128 - code
 
 
-def _send_heartbeats(
-    plan: JobPlan, pause_s: float, frames: FrameWriter, is_over: threading.Event
-) -> None:
+def _send_heartbeats(pause_s: float, frames: FrameWriter) -> None:
     while True:  # also while the program ends
         frames.write("heartbeat", "")
         time.sleep(pause_s)

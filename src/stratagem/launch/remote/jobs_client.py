@@ -38,13 +38,14 @@ from typing import Any
 from stratagem import environment, settings
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain, invalid
+from stratagem.group.authentication.secret import read_ray_token
 from stratagem.launch.remote.protocol import (
     FrameReader,
     LogFrame,
     lease_path,
     renewal_s,
 )
-from stratagem.launch.remote.ray_cluster import load_ray, read_token
+from stratagem.launch.remote.ray_cluster import load_ray
 from stratagem.launch.tasks.output import STDERR, STDOUT, Screen, TaskOutput
 from stratagem.resources import Closing, TemporaryFolder
 
@@ -182,7 +183,7 @@ class JobsClient:
                 fix="pass HOST:8265, or a URL that begins with http:// or https://.",
             )
         self.url = url.rstrip("/")
-        token = read_token() if token is None else token
+        token = read_ray_token(environment.snapshot()) if token is None else token
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def connect(self) -> None:

@@ -24,8 +24,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stratagem import environment
 from stratagem.errors import invalid
-from stratagem.launch.remote.ray_cluster import read_token
+from stratagem.group.authentication.secret import read_ray_token
 
 JOB_VARIABLE = "STRATAGEM_REMOTE_JOB"
 """Environment variable of programs that a client has sent: the nonce of their job."""
@@ -138,7 +139,7 @@ class FrameReader:
 
 def answer_key(nonce: str) -> bytes:
     """Returns the key with which a job signs its answer."""
-    return f"{read_token()} {nonce}".encode()
+    return f"{read_ray_token(environment.snapshot())} {nonce}".encode()
 
 
 def signed(answer: str, key: bytes) -> str:

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from stratagem import environment, settings
@@ -119,16 +118,6 @@ def quiet_settings() -> dict[str, str]:
 def has_token() -> bool:
     """Returns True if Ray finds a token here, which members of a cluster share."""
     return has_ray_token(environment.snapshot())
-
-
-def read_token() -> str:
-    """Returns the token that members and clients of a cluster share; "" without one."""
-    token = environment.lookup("RAY_AUTH_TOKEN")
-    if token is not None:
-        return token
-    path = environment.lookup("RAY_AUTH_TOKEN_PATH")
-    file = ray_token_file() if path is None else Path(path)
-    return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
 class RayCluster(Closing):

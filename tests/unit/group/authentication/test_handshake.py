@@ -336,7 +336,7 @@ def is_closed(connection: socket.socket) -> bool:
 def test_holder_of_the_secret_is_handed_over_by_a_thread_of_its_own(admitted, key, claims) -> None:
     with gate(admitted) as (made, port), peers.dialed(port) as connection:
         assert peers.prove(connection, key, "member 3")[:1] == (b"\1" if claims else b"\0")
-        until(lambda: not made.num_handshakes)
+        until(lambda: not len(made._handshakes))
     assert admitted.claims == claims
     assert admitted.threads == ({"stratagem-gate"} if claims else set())
 
@@ -367,7 +367,7 @@ def test_idle_connections_do_not_keep_members_out(admitted) -> None:
         idle = [stack.enter_context(peers.dialed(port)) for _ in range(20)]
         peers.prove(stack.enter_context(peers.dialed(port)), _KEY_OF_GATE, "member 1")
         until(lambda: admitted.claims)
-        assert made.num_handshakes <= 8
+        assert len(made._handshakes) <= 8
         assert all(map(is_closed, idle[:12]))
 
 
@@ -378,7 +378,7 @@ def test_one_address_cannot_use_up_the_limit(admitted) -> None:
         stack.enter_context(other)
         idle = [stack.enter_context(peers.dialed(port)) for _ in range(20)]
         assert all(map(is_closed, idle[:17]))
-        until(lambda: made.num_handshakes <= 4)
+        until(lambda: len(made._handshakes) <= 4)
         assert peers.prove(other, _KEY_OF_GATE, "member 1")[:1] == b"\1"
 
 
@@ -393,7 +393,7 @@ def test_limits_are_those_of_the_settings(monkeypatch) -> None:
 def test_nothing_is_left_after_the_end(admitted) -> None:
     with gate(admitted) as (made, port):
         idle = peers.dialed(port)
-        until(lambda: made.num_handshakes)
+        until(lambda: len(made._handshakes))
     with idle:
         assert is_closed(idle)
     with pytest.raises(ConnectionRefusedError):

@@ -102,7 +102,7 @@ def test_idle_connections_are_closed_and_free_their_descriptors(two) -> None:
         assert continues(two)
         for connection in idle:
             assert rest_of(connection) == b""
-        until(lambda: gate.num_handshakes == 0)
+        until(lambda: len(gate._handshakes) == 0)
         ends = {connection.getsockname() for connection in idle}
         gc.collect()
         assert not [one for one in gc.get_objects() if _leads_to(one, ends)]

@@ -451,7 +451,7 @@ def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
         assert watched.next()[:2] == ("returned", 0)
         assert processes._actors[0] is keeper
         pid = processes.pids[0]
-        processes.kill_keeper(0)
+        ray.kill(processes._actors[0])
         assert watched.next()[:2] == ("lost", 0)
         assert not wait_for_end([pid])
         what, _, address = watched.next()
