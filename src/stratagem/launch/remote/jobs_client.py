@@ -46,7 +46,7 @@ from stratagem.launch.remote.protocol import (
     renewal_s,
 )
 from stratagem.launch.remote.ray_cluster import load_ray
-from stratagem.launch.tasks.output import STDERR, STDOUT, Screen, TaskOutput
+from stratagem.launch.tasks.output import STDERR, STDOUT, Screen, TaskOutput, write_text
 from stratagem.resources import Closing, TemporaryFolder
 
 # Package of a program's files: its folder, and loaded modules that are not installed.
@@ -359,10 +359,7 @@ class JobOutput:
             output = self._outputs[frame.task]
             output.take(frame.text.encode(), time.monotonic(), stream=stream)
             return
-        target = (sys.stdout, sys.stderr)[stream]
-        encoding = target.encoding or "utf-8"
-        target.write(frame.text.encode(encoding, "replace").decode(encoding))
-        target.flush()
+        write_text((sys.stdout, sys.stderr)[stream], frame.text)
 
     def show_overdue(self) -> None:
         """Shows unfinished lines that have waited too long."""

@@ -337,6 +337,18 @@ _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_
 _LAUNCHER = "launch"
 
 
+def write_text(target: TextIO, text: str) -> None:
+    """Writes to stdout or stderr; characters that it cannot show become question marks."""
+    encoding = target.encoding or "utf-8"
+    try:
+        target.write(text.encode(encoding, "replace").decode(encoding))
+        target.flush()
+    except OSError as error:
+        # A full disk below a redirected stream costs lines, and no training.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
 class Screen:
     """Writes whole lines to stdout and stderr, behind names that are colored on a terminal.
 
@@ -361,16 +373,7 @@ class Screen:
         prefix = self._prefixes[stream][name]
         text = "".join(f"{prefix}{self._closed(line, stream)}\n" for line in lines)
         if text:
-            target = self._streams[stream]
-            # Characters that the terminal cannot show become question marks.
-            encoding = target.encoding or "utf-8"
-            try:
-                target.write(text.encode(encoding, "replace").decode(encoding))
-                target.flush()
-            except OSError as error:
-                # A full disk below a redirected stream costs lines, and no training.
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
+            write_text(self._streams[stream], text)
 
     def say(self, lines: Iterable[str]) -> None:
         """Writes lines of the launcher itself, to stderr."""
