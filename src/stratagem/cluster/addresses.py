@@ -164,17 +164,6 @@ HTTP = b"GET / HTTP/1.0\r\n\r\n"
 _PROBE_S = 1.0
 
 
-def connecting_error(address: str, limit_s: float) -> OSError | None:
-    """Returns why host:port cannot be reached; None if its host accepts or refuses connections."""
-    try:
-        socket.create_connection(split_address(address), limit_s).close()
-    except ConnectionRefusedError:
-        return None
-    except OSError as error:
-        return error
-    return None
-
-
 def probe(address: str, greeting: bytes = GRPC) -> str:
     """Greets a service at host:port; returns "there", "refused", or why the result is unknown."""
     try:
