@@ -193,6 +193,7 @@ class SeparateNodes:
         self._service.shutdown()
 
 
+@functools.cache  # a client has threads of its own
 def more_cpu_devices(count: int) -> tuple[Any, ...]:
     """Returns CPU devices to compile for, besides those that JAX has started with."""
     library: Any = importlib.import_module("jaxlib.xla_client")

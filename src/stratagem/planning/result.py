@@ -162,6 +162,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole plan as numbers, strings, lists and dicts, ready for JSON."""
         fields = json.loads(json.dumps(dataclasses.asdict(self)))
+        fields["is_refused_by_compiler"] = fields.pop("is_refused")
         accelerator = fields["target"]["accelerator"]
         del accelerator["gpu_info"]
         for time, one in zip(fields["scaling"], self.scaling, strict=True):
@@ -174,7 +175,6 @@ class Plan:
             "num_devices": self.target.num_devices,
             "devices_per_replica": self.devices_per_replica,
             "fits": self.fits,
-            "is_refused_by_compiler": fields.pop("is_refused"),
             "per_device_batch": self.per_device_batch,
             "reduced_bytes": self.reduced_bytes,
             "hidden_share": self.hidden_share,

@@ -112,6 +112,9 @@ def test_plan_is_json(plan) -> None:
     assert (fields["global_batch"], fields["per_device_batch"]) == (32, 8)
     assert fields["assumptions"]["compute_share"] == 0.5
     assert fields["accelerator"]["name"] == "H100"
+    refused = dataclasses.replace(plan, is_refused=True).to_dict()
+    assert refused["is_refused_by_compiler"]
+    assert "is_refused" not in refused
 
 
 def test_plan_matches_the_real_step_and_the_model_is_unchanged() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -206,6 +207,26 @@ def test_step_that_the_compiler_refuses(
     assert note in compiled.notes[0]
     (program,) = compiled.programs
     assert program.memory.argument_bytes > 0
+
+
+def test_refused_steps_share_the_devices_to_compile_for(has_plugin, monkeypatch) -> None:
+    """Else, each setting of a search would leave a client of XLA with its threads."""
+    made, library = [], importlib.import_module("jaxlib.xla_client")
+    make = library.make_cpu_client
+    monkeypatch.setattr(
+        library, "make_cpu_client", lambda **options: made.append(options) or make(**options)
+    )
+
+    def refuse(target):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(compilers, "devices_of", refuse)
+    module = sys.modules[planning.search.__module__]
+    monkeypatch.setattr(module, "missing_compiler", lambda platform: None)
+    # So many devices that no other test has asked for them.
+    found = planning.search(_model, (np.ones((24, 8)), np.ones((24, 8))), "24xL4", count=2)
+    assert [choice.plan.is_refused for choice in found.choices] == [True, True]
+    assert made == [{"num_devices": 24}]
 
 
 # Names of targets, and the table of accelerators.
