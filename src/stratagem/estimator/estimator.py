@@ -263,7 +263,7 @@ class Estimator:
         self._warm_start = as_warm_start(warm_start_from)
         # On the host: of batches before the model function, and of predictions after it.
         self._encode: Encode | None = None
-        self._decode: Callable[[Any], Any] = lambda predictions: predictions
+        self._decode: Callable[[Any], Any] | None = None
         self._one_device: Strategy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -469,12 +469,18 @@ class Estimator:
         """
         model = self._model_under(None)
         step = model.prediction
-        for values in self._infer(model, step, input_fn, hooks, checkpoint_path):
-            assert step.spec is not None
-            keys = select_keys(step.spec.predictions, predict_keys)
-            per_replica = prediction_batches(model.strategy, values["predictions"], keys)
-            for batch in map(self._decode, per_replica):
-                yield from split_examples(batch) if yield_single_examples else (batch,)
+        keys: list[str] | None = None
+
+        def choose_keys(spec: EstimatorSpec) -> None:
+            nonlocal keys
+            keys = select_keys(spec.predictions, predict_keys)
+
+        for values in self._infer(
+            model, step, input_fn, hooks, checkpoint_path, traced=choose_keys
+        ):
+            for batch in prediction_batches(model.strategy, values["predictions"], keys):
+                rows = batch if self._decode is None else self._decode(batch)
+                yield from split_examples(rows) if yield_single_examples else (rows,)
 
     def export_saved_model(
         self,
@@ -556,8 +562,12 @@ class Estimator:
         hooks: Sequence[SessionRunHook] | None,
         checkpoint_path: str | None,
         num_steps: int | None = None,
+        traced: Callable[[EstimatorSpec], None] = lambda spec: None,
     ) -> Iterator[Any]:
-        """Yields the values of steps that don't train, with the variables of a checkpoint."""
+        """Yields the values of steps that don't train, with the variables of a checkpoint.
+
+        `traced` is called with the spec, before the hooks' `begin`.
+        """
         own_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
         path = self._checkpoint_to_use(checkpoint_path)
         self._set_seed()
@@ -567,7 +577,8 @@ class Estimator:
             limited = itertools.islice(batches.after(first), num_steps)
             if step.mode == ModeKeys.PREDICT:
                 first, limited = (first[0], None), ((features, None) for features, _ in limited)
-            session = Session(step, step.prepare(first), model.checkpoints, self._model_dir)
+            traced(spec := step.prepare(first))
+            session = Session(step, spec, model.checkpoints, self._model_dir)
             step.reset()
 
             def run(batch: tuple[Any, Any]) -> Any:

@@ -305,9 +305,10 @@ class Signature:
     name: str
     inputs: Mapping[str, InputSpec]
     outputs: tuple[str, ...]
-    variables: tuple[str, ...]
-    exported: jax.export.Exported
-    values: Sequence[Any] = ()  # of the variables
+    # Not shown: hundreds of names, a serialized program, and all values.
+    variables: tuple[str, ...] = dataclasses.field(repr=False)
+    exported: jax.export.Exported = dataclasses.field(repr=False)
+    values: Sequence[Any] = dataclasses.field(default=(), repr=False)  # of the variables
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:

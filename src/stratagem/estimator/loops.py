@@ -51,6 +51,7 @@ from stratagem.estimator.steps import (
     TrainingStep,
     VariableStore,
     spec_hooks,
+    tensors_of,
 )
 from stratagem.execution import summary
 from stratagem.input.placement import place
@@ -306,6 +307,8 @@ class Session:
             return np.int32(self.global_step)
         if isinstance(variable, keras.Variable):
             return np.asarray(variable.value)
+        if isinstance(wanted, np.ndarray | np.generic | int | float):
+            return np.asarray(wanted)
         if values is None:
             raise invalid(
                 f"A hook fetched {wanted!r} before the first step.",
@@ -317,8 +320,8 @@ class Session:
         if name in values["named"]:
             return self._on_host(values["named"][name])
         for index, hook in enumerate(spec_hooks(self.spec, self.mode)):
-            for held, value in dict(getattr(hook, "tensors", None) or {}).items():
-                if value is wanted:
+            for held, value in tensors_of(hook).items():
+                if value is wanted and held in values["held"][index]:
                     return self._on_host(values["held"][index][held])
         names = sorted({"loss", *values["named"], *store.named})
         raise invalid(

@@ -19,7 +19,8 @@ import numpy as np
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.saving import CheckpointOptions, CheckpointReader
+from stratagem.checkpoint.saving import CheckpointOptions, load_manifest
+from stratagem.checkpoint.storage.files import read_arrays
 from stratagem.errors import invalid
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.spec import (
@@ -304,34 +305,34 @@ class ModelCheckpoints:
 
 def read_names(path: str) -> list[str]:
     """Returns the sorted names of a checkpoint's variables. Call on every process."""
-    return sorted(run_on_first("Estimator.get_variable_names", lambda: list(_entries(path)[1])))
+    return sorted(run_on_first("Estimator.get_variable_names", lambda: _entries(path)[2]))
 
 
 def read_values(path: str) -> dict[str, Any]:
     """Returns the values of a checkpoint's variables by name."""
-    reader, entries = _entries(path)
-    return {name: reader.get_tensor(entry) for name, entry in entries.items()}
+    manifest, item, _ = _entries(path)
+    # In one read: array by array, 400 variables take seven times as long.
+    return dict(read_arrays(Path(path), manifest, [item])[item])
 
 
 def read_variable(path: str, name: str) -> Any:
     """Returns the value of one variable in a checkpoint."""
-    reader, entries = _entries(path)
+    manifest, item, names = _entries(path)
     wanted = name.removesuffix(":0")
-    if wanted not in entries:
+    if wanted not in names:
         raise invalid(
             f"{path} contains no variable named {name!r}.",
-            f"one of {sorted(entries)}.",
+            f"one of {sorted(names)}.",
             "correct the name; get_variable_names() lists all names.",
         )
-    return reader.get_tensor(entries[wanted])
+    return read_arrays(Path(path), manifest, {item: [wanted]})[item][wanted]
 
 
-def _entries(path: str) -> tuple[CheckpointReader, dict[str, str]]:
-    """Returns a checkpoint's reader, and its name of each variable."""
-    reader = CheckpointReader(path)
-    of_variables = f"{VARIABLES}/"
-    names = [one for one in reader.get_variable_to_shape_map() if one.startswith(of_variables)]
-    return reader, {name.removeprefix(of_variables): name for name in names}
+def _entries(path: str) -> tuple[dict[str, Any], str, list[str]]:
+    """Returns a checkpoint's manifest, the item that holds the variables, and their names."""
+    manifest = load_manifest(Path(path))
+    item = manifest["objects"][VARIABLES]["item"]
+    return manifest, item, [entry["path"] for entry in manifest["items"][item]]
 
 
 # Steps of a model function.
@@ -343,6 +344,12 @@ def spec_hooks(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:
     groups["infer"] = spec.prediction_hooks
     groups["train"] = (*(spec.training_hooks or ()), *(spec.training_chief_hooks or ()))
     return tuple(groups[mode] or ())
+
+
+def tensors_of(hook: SessionRunHook) -> Mapping[str, Any]:
+    """Returns the values that a hook of a spec holds, by tag, as `LoggingTensorHook` does."""
+    tensors = getattr(hook, "tensors", None)
+    return tensors if isinstance(tensors, Mapping) else {}
 
 
 class ModelStep:
@@ -391,14 +398,13 @@ class ModelStep:
             spec = self._function(features, labels, self.mode)
             computed = extra(spec)
         self.spec = spec
-        tensors = [dict(getattr(hook, "tensors", {}) or {}) for hook in spec_hooks(spec, self.mode)]
         values = {
             "loss": spec.loss,
             "named": dict(named),
             # Tensors given as names are looked up when they are fetched.
             "held": [
                 {name: value for name, value in one.items() if isinstance(value, jax.Array)}
-                for one in tensors
+                for one in map(tensors_of, spec_hooks(spec, self.mode))
             ],
         }
         return values, computed

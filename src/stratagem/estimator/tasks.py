@@ -382,7 +382,7 @@ _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
 class CheckpointEvaluation:
     """Metrics and exports of one evaluated checkpoint."""
 
-    checkpoint_path: str | None
+    checkpoint_path: str
     metrics: Mapping[str, Any]
     exports: Sequence[str | None]
     is_final: bool
@@ -406,8 +406,8 @@ class CheckpointEvaluator:
         path = self.estimator.latest_checkpoint()
         return None if path == self.done else path
 
-    def evaluate(self, checkpoint_path: str | None) -> None:
-        """Evaluates a checkpoint and runs the exporters."""
+    def evaluate(self, checkpoint_path: str, saved_step: int = 0) -> None:
+        """Evaluates a checkpoint, of `saved_step` or later, and runs the exporters."""
         metrics = self.estimator.evaluate(
             self.eval_spec.input_fn,
             steps=self.eval_spec.steps,
@@ -415,6 +415,8 @@ class CheckpointEvaluator:
             checkpoint_path=checkpoint_path,
             name=self.eval_spec.name,
         )
+        if metrics["global_step"] < saved_step:
+            raise self.missing(saved_step)
         is_final = self.max_steps is not None and metrics["global_step"] >= self.max_steps
         exporters: Any = self.eval_spec.exporters
         exports = [
@@ -429,6 +431,18 @@ class CheckpointEvaluator:
         ]
         self.done = checkpoint_path
         self.last = CheckpointEvaluation(checkpoint_path, metrics, exports, is_final)
+
+    def missing(self, step: int) -> RuntimeError:
+        """Returns the error for a checkpoint that was saved but is not the folder's latest."""
+        return RuntimeError(
+            explain(
+                f"The checkpoint of step {step} is not in {self.estimator.model_dir}; the latest "
+                f"there is {self.estimator.latest_checkpoint()}.",
+                expected="the checkpoint just saved, in the Estimator's folder.",
+                fix="let the session save, instead of a saver that writes elsewhere; or check "
+                "whether another program removes checkpoints.",
+            )
+        )
 
     @property
     def results(self) -> _Results:
@@ -476,8 +490,10 @@ class EvaluationListener(CheckpointSaverListener):
 
     def _evaluate(self, step: int) -> None:
         self._timer.update_last_triggered_step(step)
-        # Without a path the Estimator says that its folder has no checkpoint.
-        self._evaluator.evaluate(self._evaluator.find_new())
+        path = self._evaluator.find_new()
+        if path is None:
+            raise self._evaluator.missing(step)
+        self._evaluator.evaluate(path, step)
 
 
 # Evaluator task: evaluates checkpoints of a training run in other processes.

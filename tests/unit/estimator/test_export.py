@@ -68,6 +68,13 @@ def test_predictions_are_those_of_the_estimator_for_any_batch(trained, tmp_path)
     assert "stablehlo" in (tmp_path / folder / texts[0]).read_text()
 
 
+def test_loaded_export_is_shown_in_a_line(trained, tmp_path) -> None:
+    model = sg.estimator.load_exported(trained.export_saved_model(tmp_path, RAW))
+    text = "Signature(name='serving_default', inputs={'input': InputSpec(shape=(None, 5), "
+    assert repr(model).startswith(f"{{'serving_default': {text}")
+    assert len(repr(model)) < 200
+
+
 def test_an_earlier_checkpoint_and_two_exports_in_a_second(trained, tmp_path) -> None:
     path = os.path.join(trained.model_dir, "model.ckpt-2")
     folders = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 
@@ -161,7 +162,28 @@ def test_value_of_a_step_before_the_first_is_refused(tmp_path) -> None:
         estimator_of(dense_classifier, tmp_path).train(DATA, hooks=[Early()])
 
 
-@pytest.mark.parametrize("wanted", ["no_such_name", 3])
+@pytest.mark.parametrize("is_of_spec", [True, False])
+def test_hook_of_a_name_that_is_not_there_and_of_a_number(is_of_spec, tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, logger="stratagem.estimator")
+    names = {"rate": 0.1, "loss": "loss"}
+
+    def train(tensors) -> None:
+        hooks = [sg.estimator.LoggingTensorHook(tensors, every_n_iter=1)]
+
+        def model_fn(features, labels, mode):
+            spec = dense_classifier(features, labels, mode)
+            return dataclasses.replace(spec, training_hooks=hooks if is_of_spec else ())
+
+        estimator_of(model_fn, tmp_path).train(DATA, hooks=[] if is_of_spec else hooks, steps=1)
+
+    train(names)
+    assert any(line.endswith(", rate = 0.1") for line in caplog.messages)
+    message = r"fetched 'acuracy'(?s:.)*one of \[.*'loss'(?s:.)*Fix: name it"
+    with pytest.raises(ValueError, match=message):
+        train({"acuracy": "acuracy"})
+
+
+@pytest.mark.parametrize("wanted", ["no_such_name", b"loss"])
 def test_what_no_step_gives_is_refused(wanted, tmp_path) -> None:
     with pytest.raises(ValueError, match="which the step does not return"):
         estimator_of(dense_classifier, tmp_path).train(DATA, hooks=[Recorder(wanted)])

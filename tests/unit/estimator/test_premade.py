@@ -244,11 +244,30 @@ def test_batch_norm_adds_two_trained_vectors_for_each_hidden_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"hidden": [4, 0]}, "`units`"), ({"dropout": -0.1}, "`rate`")], ids=str
+    ("changes", "words"),
+    [
+        ({"hidden": [4, 0]}, "`units`"),
+        ({"dropout": -0.1}, "dropout=-0.1 is not a fraction"),
+        # Who thinks of TensorFlow 1's keep_prob would train on nothing.
+        ({"dropout": 1.0}, "dropout=1.0 is not a fraction"),
+    ],
+    ids=str,
 )
-def test_layers_that_cannot_be_are_refused_by_keras(changes, words) -> None:
+def test_layers_that_cannot_be_are_refused(changes, words) -> None:
     with pytest.raises(ValueError, match=words):
         deep(1, training=True, **changes)
+
+
+def test_no_hidden_layer_is_a_linear_model() -> None:
+    logits, (kernel, bias) = deep(2, [], training=True)
+    np.testing.assert_allclose(logits, X @ np.asarray(kernel) + bias, rtol=1e-5, atol=1e-6)
+
+
+def test_list_of_hidden_layers_may_change_afterwards() -> None:
+    hidden = [4]
+    part = estimators._deep_part(COLUMNS, "SGD", None, hidden, "relu", None, False)
+    hidden.append(2)
+    assert len(part.network({"x": X}, 1, True)[1]) == 4
 
 
 # Linear Estimators match a Keras model, take arrays and datasets, and are exported.

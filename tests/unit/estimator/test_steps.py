@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -257,8 +259,13 @@ def test_features_alone_and_arrays_are_read_once(trained_of_prediction, expected
 
 @pytest.mark.parametrize("keys", [["logits", "scores"], []])
 def test_unknown_keys_are_refused(trained_of_prediction, keys) -> None:
+    class Hook(sg.estimator.SessionRunHook):
+        def begin(self) -> None:
+            raise AssertionError("The loop has begun.")
+
+    predictions = trained_of_prediction.predict(dataset_of(X, Y, 8), keys, hooks=[Hook()])
     with pytest.raises(ValueError, match=r"is empty or contains unknown names: \[.*\]"):
-        next(trained_of_prediction.predict(dataset_of(X, Y, 8), predict_keys=keys))
+        next(predictions)
 
 
 def array_function(features, labels, mode):
@@ -268,6 +275,13 @@ def array_function(features, labels, mode):
     return sg.estimator.EstimatorSpec(
         mode, loss=keras.ops.mean(outputs), train_op=keras.optimizers.SGD()
     )
+
+
+def test_trained_estimator_is_pickled(tmp_path) -> None:
+    data = dataset_of(X, Y, 8)
+    estimator = estimator_of(array_function, tmp_path).train(data)
+    copy = pickle.loads(pickle.dumps(estimator))
+    np.testing.assert_array_equal(list(copy.predict(data)), list(estimator.predict(data)))
 
 
 def test_predictions_without_names_or_rows(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -106,6 +107,23 @@ def test_exporters_export_below_the_models_folder(tmp_path) -> None:
     assert exports == [str(export["path"]) for export in estimator.exports[1:]]
     steps = [export["checkpoint_path"].rsplit("-")[-1] for export in estimator.exports]
     assert steps == ["10", "15", "15"]
+
+
+@pytest.mark.parametrize("num_evaluated", [0, 1])
+def test_checkpoints_that_are_saved_elsewhere_are_an_error(tmp_path, num_evaluated) -> None:
+    """Else, a checkpoint of an earlier training would be evaluated and exported again."""
+    estimator = FakeEstimator(tmp_path, save_steps=10)
+    estimator.write_checkpoint(0)
+    write, num_saves = estimator.write_checkpoint, itertools.count(-1)
+
+    def write_elsewhere(step):
+        return write(step) if next(num_saves) < num_evaluated else "elsewhere"
+
+    estimator.write_checkpoint = write_elsewhere
+    spec = EvalSpec(eval_fn, exporters=LatestExporter("latest", train_fn), throttle_secs=0)
+    with pytest.raises(RuntimeError, match=r"is not in (?s:.)*let the session save"):
+        train_and_evaluate(estimator, TrainSpec(train_fn, max_steps=30), spec)
+    assert len(estimator.exports) == num_evaluated
 
 
 def test_listeners_of_the_user_come_first(tmp_path) -> None:

@@ -84,14 +84,20 @@ def _deep_part(
     batch_norm: bool,
 ) -> Part:
     """Returns hidden layers over dense columns; an `activation_fn` of None means relu."""
-    columns = tuple(check_columns(feature_columns))
+    columns, sizes = tuple(check_columns(feature_columns)), tuple(hidden_units)
+    if dropout is not None and not 0 <= dropout < 1:  # Keras accepts 1, which leaves nothing
+        raise invalid(
+            f"dropout={dropout} is not a fraction of hidden outputs to drop.",
+            "None, or a number of at least 0 and below 1.",
+            "pass 0.1 to drop a tenth and keep the rest.",
+        )
     activation: Any = activation_fn or "relu"
 
     def network(features: Features, units: int, training: bool) -> tuple[Any, list[Any]]:
         layers: list[Any] = [DenseFeatures(columns, name="input_layer")]
         with keras.name_scope("dnn"):
             net = layers[0](features)
-            for number, hidden in enumerate(hidden_units):
+            for number, hidden in enumerate(sizes):
                 name = f"hiddenlayer_{number}"
                 layers.append(keras.layers.Dense(hidden, activation, name=name))
                 net = layers[-1](net)
@@ -423,7 +429,7 @@ class DNNEstimator(PremadeEstimator):
 
     Args:
         head: computes loss, predictions and metrics from the logits.
-        hidden_units: the number of units of each hidden layer.
+        hidden_units: the number of units of each hidden layer; without any, the model is linear.
         feature_columns: dense columns.
         model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
         optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD" with Keras's learning rate; a
@@ -435,8 +441,8 @@ class DNNEstimator(PremadeEstimator):
         batch_norm: True to normalize the outputs of hidden layers.
 
     Raises:
-        ValueError: if columns or optimizer are invalid; in training, by Keras, if units or dropout
-            are.
+        ValueError: if columns, dropout or optimizer are invalid; in training, by Keras, if units
+            are not positive.
 
     Example:
         >>> estimator = sg.estimator.DNNEstimator(
