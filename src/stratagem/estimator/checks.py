@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stratagem.errors import check_type, explain, invalid
 
 _T = TypeVar("_T")
 
+# Arguments of TensorFlow that must be None here, and what to do instead.
+_UNSUPPORTED = {
+    "device_fn": "pass train_distribute=sg.OneDeviceStrategy(device) or another strategy.",
+    "feed_dict": "return the value from input_fn as a feature.",
+    "final_ops_feed_dict": "return the value from input_fn as a feature.",
+    "receiver_tensors_alternatives": "export once per set of inputs.",
+    "scaffold": "call sg.summary in the model function; a scaffold has no summaries.",
+    "var_name_to_vocab_info": "keep the vocabulary, or exclude these tables from "
+    "vars_to_warm_start.",
+}
+
+
+def check_unsupported(name: str, value: object) -> None:
+    """Raises NotImplementedError unless an argument that must be None is None."""
+    if value is not None:
+        raise NotImplementedError(
+            explain(f"{name}={value!r} is not supported.", expected="None.", fix=_UNSUPPORTED[name])
+        )
+
 
 def check_instances(name: str, values: object, kind: type[_T]) -> tuple[_T, ...]:
     """Returns a list or tuple of instances of a class as a tuple; an empty one for None."""
+
+    def is_valid(items: object) -> bool:
+        return isinstance(items, list | tuple) and all(isinstance(item, kind) for item in items)
+
     items = () if values is None else values
-    if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
-        raise TypeError(
-            explain(
-                f"{name}={values!r} is not a list of {kind.__name__} objects.",
-                expected=f"a list or tuple of {kind.__name__} objects, or None.",
-                fix=f"derive their classes from sg.estimator.{kind.__name__}.",
-            )
-        )
-    return tuple(items)
-
-
-def check_number(
-    name: str,
-    value: object,
-    minimum: float | None = None,
-    *,
-    excluded: bool = False,
-    is_integer: bool = True,
-    or_none: bool = True,
-) -> None:
-    """Checks the type of a number, and that it is at least, or above, the minimum."""
-    if value is None and or_none:
-        return
-    kind = numbers.Integral if is_integer else numbers.Real
-    wanted = f"{'an integer' if is_integer else 'a number'}{' or None' if or_none else ''}"
-    check_type(name, value, lambda one: not isinstance(one, bool) and isinstance(one, kind), wanted)
-    number: Any = value
-    if minimum is not None and (number < minimum or (excluded and number == minimum)):
-        raise invalid(
-            f"{name}={value} is out of range.",
-            f"a number {'above' if excluded else 'of at least'} {minimum}.",
-            f"correct {name}{', or omit it' if or_none else ''}.",
-        )
+    check_type(name, items, is_valid, f"a list or tuple of {kind.__name__} objects, or None")
+    return tuple(items)  # pyright: ignore[reportArgumentType]
 
 
 def check_one_of(owner: str, *, is_required: bool = True, **values: object) -> None:

@@ -22,8 +22,13 @@ from stratagem.checkpoint.latest import is_first, run_on_first
 from stratagem.checkpoint.storage.files import is_whole
 from stratagem.cluster.roles import task_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import check_type, explain, invalid
-from stratagem.estimator.checks import check_instances, check_known, check_number, check_one_of
+from stratagem.errors import check_number, check_type, invalid
+from stratagem.estimator.checks import (
+    check_instances,
+    check_known,
+    check_one_of,
+    check_unsupported,
+)
 from stratagem.estimator.export import export_prediction
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.inputs import Encode, InputFunction, ModelBatches
@@ -96,26 +101,19 @@ class WarmStartSettings:
     var_name_to_prev_var_name: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if self.var_name_to_vocab_info:
-            raise NotImplementedError(
-                explain(
-                    f"var_name_to_vocab_info is set for {sorted(self.var_name_to_vocab_info)}.",
-                    expected="None: embedding rows are not remapped to a new vocabulary.",
-                    fix="keep the vocabulary, or exclude these tables from vars_to_warm_start.",
-                )
-            )
+        check_unsupported("var_name_to_vocab_info", self.var_name_to_vocab_info or None)
 
 
-def as_warm_start(source: Any) -> WarmStartSettings | None:
-    """Returns the settings for an Estimator's `warm_start_from` argument."""
-    if source is None or isinstance(source, WarmStartSettings):
-        return source
-    return WarmStartSettings(os.fspath(source))
-
-
-def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
-    """Initializes the selected variables from the checkpoint. Call on every process."""
-    path = _checkpoint_path(settings.ckpt_to_initialize_from)
+def warm_start(store: VariableStore, settings: Any) -> None:
+    """Initializes variables as settings or a path select them. Call on every process."""
+    if not isinstance(settings, WarmStartSettings):
+        settings = WarmStartSettings(os.fspath(settings))
+    given = settings.ckpt_to_initialize_from
+    path = given if is_whole(Path(given)) else latest_checkpoint(given)
+    if path is None:
+        raise ValueError(
+            f"{given} is neither an Estimator's checkpoint nor the model_dir of a trained one."
+        )
     renamed = dict(settings.var_name_to_prev_var_name or {})
     chosen = _chosen(store, settings.vars_to_warm_start)
     check_known("var_name_to_prev_var_name", renamed, chosen)
@@ -124,17 +122,6 @@ def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
         round_ = dict(reversed(left))
         Checkpoint(**{VARIABLES: round_}).read(path).expect_partial()
         left = [pair for pair in left if round_[pair[0]] is not pair[1]]
-
-
-def _checkpoint_path(path: str) -> str:
-    found = path if is_whole(Path(path)) else latest_checkpoint(path)
-    if found is None:
-        raise invalid(
-            f"{path} is neither an Estimator checkpoint nor a folder of checkpoints.",
-            "the model_dir of a trained Estimator, or a checkpoint in it.",
-            "correct the path to warm-start from.",
-        )
-    return found
 
 
 def _chosen(store: VariableStore, wanted: str | Sequence[Any]) -> dict[str, Any]:
@@ -176,20 +163,17 @@ def check_members(cls: type, base: type) -> None:
 
 def resolve_model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfig) -> str | None:
     """Returns the folder of the argument or the config, or None; an evaluator must have one."""
-    if model_dir is None and config.model_dir is None and config.task_type == "evaluator":
+    folder = config.model_dir if model_dir is None else checked_folder("model_dir", model_dir)
+    if folder is None and config.task_type == "evaluator":
         raise invalid(
             "The evaluator task has no model_dir.",
             "the training folder, shared by all tasks.",
             "pass the same model_dir to the Estimator in every task.",
         )
-    if model_dir is None:
-        return config.model_dir
-    folder = checked_folder("model_dir", model_dir)
-    if config.model_dir is not None and config.model_dir != folder:
-        raise invalid(
-            f"model_dir={folder!r} differs from the config's model_dir={config.model_dir!r}.",
-            "a single folder.",
-            "set model_dir in only one of the two.",
+    if config.model_dir not in (None, folder):
+        raise ValueError(
+            f"model_dir={folder!r} differs from the config's model_dir={config.model_dir!r}: set "
+            "only one of the two."
         )
     return folder
 
@@ -260,7 +244,7 @@ class Estimator:
         self._params = copy.deepcopy(params)
         self._function = ModelFunction(model_fn, self._params, self._config)
         self._models: dict[Strategy, DistributedModel] = {}
-        self._warm_start = as_warm_start(warm_start_from)
+        self._warm_start = warm_start_from
         # On the host: of batches before the model function, and of predictions after it.
         self._encode: Encode | None = None
         self._decode: Callable[[Any], Any] | None = None
@@ -298,8 +282,8 @@ class Estimator:
 
     @property
     def gives_values(self) -> bool:
-        """True if the model function supplies initial values, as a converted Keras model does."""
-        return self._function.gives_values
+        """True if the model function's scaffolds give all values, as converted Keras models do."""
+        return bool(getattr(self._function.function, "gives_values", False))
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the latest checkpoint in `model_dir`, or None."""
@@ -364,8 +348,7 @@ class Estimator:
 
         Source: tensorflow/estimator estimator.py, Estimator.train.
         """
-        check_number("steps", steps, 1)
-        check_number("max_steps", max_steps, 1)
+        check_number("train", or_none=True, steps=steps, max_steps=max_steps)
         check_one_of("train", is_required=False, steps=steps, max_steps=max_steps)
         hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
         if remote_cluster_of(self._config) is not None:
@@ -422,7 +405,7 @@ class Estimator:
 
         Source: tensorflow/estimator estimator.py, Estimator.evaluate.
         """
-        check_number("steps", steps, 1)
+        check_number("evaluate", or_none=True, steps=steps)
         model = self._model_under(resolve_strategy(self._config.eval_distribute))
         step = model.evaluation
         for _ in self._infer(model, step, input_fn, hooks, checkpoint_path, steps):
@@ -518,11 +501,7 @@ class Estimator:
         """
         if experimental_mode != ModeKeys.PREDICT:
             raise NotImplementedError(
-                explain(
-                    f"experimental_mode={experimental_mode!r} cannot be exported.",
-                    expected="'infer': exported variables are constant.",
-                    fix="train and evaluate with the Estimator itself.",
-                )
+                f"experimental_mode={experimental_mode!r} cannot be exported, only 'infer'."
             )
         path = self._checkpoint_to_use(checkpoint_path)
         model = self._model_under(None)

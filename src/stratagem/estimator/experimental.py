@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stratagem.errors import check_type, invalid
@@ -29,9 +30,6 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
-
-# Global steps of evaluations, and the values of a metric.
-_History = list[tuple[int, Any]]
 
 
 class EarlyStoppingHook(SessionRunHook):
@@ -145,12 +143,10 @@ def stop_if_higher_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_higher_hook.
     """
-
-    def is_over(history: _History) -> bool:
-        return any(value > threshold for _, value in history)
-
-    intervals = run_every_secs, run_every_steps
-    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
+    metric = _Metric(estimator, metric_name, eval_dir, min_steps)
+    return make_early_stopping_hook(
+        estimator, lambda: metric.ever(operator.gt, threshold), run_every_secs, run_every_steps
+    )
 
 
 def stop_if_lower_hook(
@@ -193,12 +189,10 @@ def stop_if_lower_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_lower_hook.
     """
-
-    def is_over(history: _History) -> bool:
-        return any(value < threshold for _, value in history)
-
-    intervals = run_every_secs, run_every_steps
-    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
+    metric = _Metric(estimator, metric_name, eval_dir, min_steps)
+    return make_early_stopping_hook(
+        estimator, lambda: metric.ever(operator.lt, threshold), run_every_secs, run_every_steps
+    )
 
 
 def stop_if_no_increase_hook(
@@ -237,12 +231,10 @@ def stop_if_no_increase_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_increase_hook.
     """
-
-    def is_over(history: _History) -> bool:
-        return _has_plateaued(history, operator.gt, max_steps_without_increase)
-
-    intervals = run_every_secs, run_every_steps
-    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
+    metric, limit = _Metric(estimator, metric_name, eval_dir, min_steps), max_steps_without_increase
+    return make_early_stopping_hook(
+        estimator, lambda: metric.stays(operator.gt, limit), run_every_secs, run_every_steps
+    )
 
 
 def stop_if_no_decrease_hook(
@@ -281,48 +273,44 @@ def stop_if_no_decrease_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_decrease_hook.
     """
-
-    def is_over(history: _History) -> bool:
-        return _has_plateaued(history, operator.lt, max_steps_without_decrease)
-
-    intervals = run_every_secs, run_every_steps
-    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
+    metric, limit = _Metric(estimator, metric_name, eval_dir, min_steps), max_steps_without_decrease
+    return make_early_stopping_hook(
+        estimator, lambda: metric.stays(operator.lt, limit), run_every_secs, run_every_steps
+    )
 
 
-def _metric_hook(
-    is_over: Callable[[_History], bool],
-    estimator: Estimator,
-    metric_name: str,
-    eval_dir: str | None,
-    min_steps: int,
-    *intervals: Any,
-) -> EarlyStoppingHook:
-    """Returns a hook that decides by one metric of all evaluations so far."""
+@dataclasses.dataclass(frozen=True)
+class _Metric:
+    """A metric of all evaluations so far, from a global step on."""
 
-    def should_stop() -> bool:
-        folder = eval_dir or estimator.eval_dir()
-        history: _History = []
+    estimator: Estimator
+    name: str
+    eval_dir: str | None
+    min_steps: int
+
+    def ever(self, compare: Callable[[Any, Any], bool], threshold: float) -> bool:
+        """Returns whether a value was on that side of the threshold."""
+        return any(compare(value, threshold) for _, value in self._history())
+
+    def stays(self, is_better: Callable[[Any, Any], bool], max_steps: int) -> bool:
+        """Returns whether no value was better than that of so many steps before."""
+        best, best_step = None, 0
+        for step, value in self._history():
+            if best is None or is_better(value, best):
+                best, best_step = value, step
+            if step - best_step >= max_steps:
+                return True
+        return False
+
+    def _history(self) -> Iterator[tuple[int, Any]]:
+        folder = self.eval_dir or self.estimator.eval_dir()
         for step, metrics in read_eval_metrics(folder).items():
-            if step >= min_steps and metric_name not in metrics:
+            if step < self.min_steps:
+                continue
+            if self.name not in metrics:
                 raise invalid(
-                    f"The evaluation of step {step} has no metric {metric_name!r}.",
+                    f"The evaluation of step {step} has no metric {self.name!r}.",
                     f"one of {sorted(metrics)}, as in {folder}.",
                     "correct metric_name, or return the metric in eval_metric_ops.",
                 )
-            if step >= min_steps:
-                history.append((step, metrics[metric_name]))
-        return is_over(history)
-
-    return make_early_stopping_hook(estimator, should_stop, *intervals)
-
-
-def _has_plateaued(
-    history: _History, is_better: Callable[[Any, Any], bool], max_steps: int
-) -> bool:
-    best, best_step = None, 0
-    for step, value in history:
-        if best is None or is_better(value, best):
-            best, best_step = value, step
-        if step - best_step >= max_steps:
-            return True
-    return False
+            yield step, metrics[self.name]

@@ -22,7 +22,8 @@ from stratagem import contexts as stack
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.environment import load
-from stratagem.errors import check_type, explain, invalid
+from stratagem.errors import check_type, invalid
+from stratagem.estimator.checks import check_unsupported
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
 from stratagem.estimator.steps import VARIABLES, ModelStep, read_values
 from stratagem.execution.communicator import SoleCommunicator
@@ -108,11 +109,7 @@ class ClassificationOutput(ExportOutput):
 
     def __post_init__(self) -> None:
         if self.scores is None and self.classes is None:
-            raise invalid(
-                "ClassificationOutput received neither scores nor classes.",
-                "at least one of them.",
-                "pass scores=probabilities.",
-            )
+            raise ValueError("ClassificationOutput received neither scores nor classes.")
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -190,14 +187,8 @@ class ServingInputReceiver:
     receiver_tensors_alternatives: Any = None
 
     def __post_init__(self) -> None:
-        if self.receiver_tensors_alternatives:
-            raise NotImplementedError(
-                explain(
-                    "receiver_tensors_alternatives are not supported.",
-                    expected="None: an export has one set of inputs.",
-                    fix="export once per set of inputs.",
-                )
-            )
+        alternatives = self.receiver_tensors_alternatives
+        check_unsupported("receiver_tensors_alternatives", alternatives or None)
         for value in jax.tree.leaves((self.features, self._named)):
             check_type(
                 "ServingInputReceiver's input",
@@ -321,11 +312,9 @@ class Signature:
             sole = next(iter(self.inputs))
             values = dict(args[0]) if isinstance(args[0], Mapping) else {sole: args[0]}
         if set(values) != set(self.inputs) or len(args) > 1:
-            raise invalid(
+            raise ValueError(
                 f"The signature {self.name!r} was called with {sorted(values)} and "
-                f"{len(args)} positional arguments.",
-                f"the inputs {sorted(self.inputs)} by name.",
-                "pass all inputs by name; a sole input may be positional.",
+                f"{len(args)} positional arguments: pass {sorted(self.inputs)} by name."
             )
         arrays = {
             name: jnp.asarray(np.asarray(values[name]), spec.dtype)
@@ -362,10 +351,6 @@ def _load_serialization() -> None:
 class ExportedModel(dict[str, Signature]):
     """Mapping from signature names to callable functions. Created by `load_exported`.
 
-    Args:
-        signatures: the functions by name.
-        values: the values of all variables by name.
-
     Example:
         >>> import tempfile
         >>> x, example = sg.feature_column.numeric_column("x"), np.zeros((1, 1), "float32")
@@ -379,12 +364,6 @@ class ExportedModel(dict[str, Signature]):
 
     Source: TF 2.21 saved_model/load.py, load.
     """
-
-    def __init__(self, signatures: Mapping[str, Signature], values: Mapping[str, Any]) -> None:
-        on_device = {name: jnp.asarray(value) for name, value in values.items()}
-        for name, one in signatures.items():
-            bound = [on_device[variable] for variable in one.variables]
-            self[name] = dataclasses.replace(one, values=bound)
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -422,30 +401,27 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     folder = Path(os.fspath(path))
     file = folder / _SIGNATURES_FILE
     if not file.is_file():
-        raise invalid(
-            f"{folder} contains no exported model.",
-            "a folder that export_saved_model returned.",
-            "correct the path; its last component is a number.",
+        raise ValueError(
+            f"{folder} contains no exported model: pass the path that export_saved_model returned."
         )
     _load_serialization()
     described = json.loads(file.read_text())
     if described["format"] != _FORMAT:
-        raise invalid(
-            f"{folder} was exported in format {described['format']}.",
-            f"format {_FORMAT}.",
-            "load it with the version of Stratagem that exported it.",
+        raise ValueError(
+            f"{folder} was exported by another version of Stratagem: load it with that version."
         )
-    signatures = {
-        name: Signature(
+    values = jax.tree.map(jnp.asarray, read_values(str(folder / VARIABLES_FOLDER)))
+    model = ExportedModel()
+    for name, one in described["signatures"].items():
+        model[name] = Signature(
             name,
             {key: InputSpec(tuple(x["shape"]), x["dtype"]) for key, x in one["inputs"].items()},
             tuple(one["outputs"]),
             tuple(one["variables"]),
             jax.export.deserialize(bytearray((folder / one["file"]).read_bytes())),
+            [values[variable] for variable in one["variables"]],
         )
-        for name, one in described["signatures"].items()
-    }
-    return ExportedModel(signatures, read_values(str(folder / VARIABLES_FOLDER)))
+    return model
 
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
@@ -467,13 +443,7 @@ def export_prediction(
     time in seconds, only when complete.
     """
     receiver = serving_input_receiver_fn()
-    check_type(
-        "The result of serving_input_receiver_fn",
-        receiver,
-        ServingInputReceiver,
-        "an sg.estimator.export.ServingInputReceiver",
-        fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
-    )
+    check_type("The result of serving_input_receiver_fn", receiver, ServingInputReceiver)
 
     def serve(values: list[Any], inputs: dict[str, Any], *, name: str | None = None) -> Any:
         """Predicts as a pure function of variable values and inputs; None is the default."""
@@ -559,13 +529,8 @@ def _make_temporary_folder(base: str) -> list[str]:
     """Creates a temporary folder and reserves the export's name."""
     Path(base).mkdir(parents=True, exist_ok=True)
     number = int(time.time())
-    while True:
-        folder = Path(base, f"temp-{number}")
-        if not Path(base, str(number)).exists():
-            try:
-                folder.mkdir()
-            except FileExistsError:
-                pass
-            else:
-                return [str(folder), str(number)]
+    while any(Path(base, name).exists() for name in (str(number), f"temp-{number}")):
         number += 1
+    folder = Path(base, f"temp-{number}")
+    folder.mkdir()
+    return [str(folder), str(number)]

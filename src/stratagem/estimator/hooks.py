@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from stratagem import settings
-from stratagem.errors import DeadlineExceededError, explain
-from stratagem.estimator.checks import check_number, check_one_of
+from stratagem.errors import DeadlineExceededError, check_number, explain
+from stratagem.estimator.checks import check_one_of, check_unsupported
 from stratagem.group.current import current_group
 from stratagem.strategies.collectives import host
 
@@ -46,18 +46,7 @@ class SessionRunArgs:
     options: Any = None
 
     def __post_init__(self) -> None:
-        _check_nothing_is_fed("feed_dict", self.feed_dict)
-
-
-def _check_nothing_is_fed(name: str, feed_dict: object) -> None:
-    if feed_dict is not None:
-        raise NotImplementedError(
-            explain(
-                f"{name}={feed_dict!r} is not supported.",
-                expected="None: there are no placeholders to feed.",
-                fix="return the value from input_fn as a feature.",
-            )
-        )
+        check_unsupported("feed_dict", self.feed_dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +230,7 @@ class SecondOrStepTimer:
         clock: Clock = time.monotonic,
     ) -> None:
         check_one_of("A timer", every_secs=every_secs, every_steps=every_steps)
-        check_number("every_secs", every_secs, 0, is_integer=False)
-        check_number("every_steps", every_steps, 0, is_integer=False)
+        check_number("A timer", 0.0, or_none=True, every_secs=every_secs, every_steps=every_steps)
         self._every_secs = every_secs
         self._every_steps = every_steps
         self._clock = clock
@@ -448,7 +436,7 @@ class LoggingTensorHook(SessionRunHook):
             every_n_iter=every_n_iter,
             every_n_secs=every_n_secs,
         )
-        check_number("every_n_iter", every_n_iter, 1)
+        check_number("LoggingTensorHook", or_none=True, every_n_iter=every_n_iter)
         if isinstance(tensors, Mapping):
             self.tensors: dict[str, Any] = {tag: tensors[tag] for tag in sorted(tensors)}
         else:
@@ -591,7 +579,7 @@ class FinalOpsHook(SessionRunHook):
     """
 
     def __init__(self, final_ops: object, final_ops_feed_dict: object = None) -> None:
-        _check_nothing_is_fed("final_ops_feed_dict", final_ops_feed_dict)
+        check_unsupported("final_ops_feed_dict", final_ops_feed_dict)
         self._final_ops = final_ops
         leaves = jax.tree_util.tree_leaves_with_path(final_ops)
         self.tensors = {f"final{jax.tree_util.keystr(path)}": leaf for path, leaf in leaves}

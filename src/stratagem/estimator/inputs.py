@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from stratagem.errors import check_type, explain, invalid
-from stratagem.estimator.checks import check_number
+from stratagem.errors import check_number, check_type, invalid
 from stratagem.estimator.spec import arguments_of
 from stratagem.input.dataset import Dataset
 from stratagem.input.sources.adapters import as_source, every_nth
@@ -65,24 +64,10 @@ def numpy_input_fn(
     Source: tensorflow/estimator numpy_io.py, numpy_input_fn.
     """
     del queue_capacity, num_threads
-    _check_arrays("x", x)
-    if y is not None:
-        _check_arrays("y", y)
     both = sorted(set(x) & set(y)) if isinstance(x, Mapping) and isinstance(y, Mapping) else []
     if both:
-        raise invalid(
-            f"The names {both} are in both x and y.",
-            "different names for features and labels.",
-            "rename the labels.",
-        )
-    if len({len(array) for array in jax.tree.leaves((x, y))}) != 1:
-        raise invalid(
-            f"The arrays of x and y have the shapes {jax.tree.map(np.shape, (x, y))}.",
-            "the same number of examples on axis 0 of every array.",
-            "trim the arrays to the same examples.",
-        )
-    data = x if y is None else (x, y)
-    return _input_fn(data, batch_size, num_epochs, shuffle)
+        raise ValueError(f"The names {both} are in both x and y: rename the labels.")
+    return _input_fn(x, y, batch_size, num_epochs, shuffle)
 
 
 def pandas_input_fn(
@@ -114,8 +99,7 @@ def pandas_input_fn(
         A function to pass as `input_fn`.
 
     Raises:
-        TypeError: if `x` is not a data frame, `y` is neither a data frame nor a series, or
-            `target_column` is not a string.
+        AttributeError: if `x` is not a data frame, or `y` is neither a data frame nor a series.
         ValueError: if the indices of `x` and `y` differ, a feature has the name of the labels, or
             as for `numpy_input_fn`.
 
@@ -131,52 +115,49 @@ def pandas_input_fn(
     Source: tensorflow/estimator pandas_io.py, pandas_input_fn.
     """
     del queue_capacity, num_threads
-    _check_frame("x", x, has_columns=hasattr(x, "columns"))
-    check_type("target_column", target_column, str, "a string")
-    if y is None:
-        return _input_fn(_columns(x), batch_size, num_epochs, shuffle)
-    _check_frame("y", y, has_columns=True)
-    is_series = not hasattr(y, "columns")
-    if is_series and target_column in x.columns:
-        raise invalid(
-            f"x has a column {target_column!r}, the name of the labels.",
-            "different names for features and labels.",
-            "pass another target_column, or remove the column from the features.",
-        )
-    if not np.array_equal(x.index, y.index):
-        raise invalid(
-            f"x and y have different indices: {x.index!r} and {y.index!r}.",
-            "the same rows in the same order.",
-            "reorder the labels with y = y.loc[x.index].",
-        )
-    data = _columns(x), y.to_numpy() if is_series else _columns(y)
-    return _input_fn(data, batch_size, num_epochs, shuffle)
+    features, labels = _columns(x), None
+    if y is not None:
+        is_frame = hasattr(y, "columns")
+        labels = _columns(y) if is_frame else y.to_numpy()
+        if not is_frame and target_column in x.columns:
+            raise ValueError(
+                f"x has a column {target_column!r}, the name of the labels: remove it."
+            )
+        if not np.array_equal(x.index, y.index):
+            raise invalid(
+                f"x and y have different indices: {x.index!r} and {y.index!r}.",
+                "the same rows in the same order.",
+                "reorder the labels with y = y.loc[x.index].",
+            )
+    return _input_fn(features, labels, batch_size, num_epochs, shuffle)
 
 
 def _input_fn(
-    data: object, batch_size: int, num_epochs: int | None, shuffle: bool | None
+    x: Any, y: Any, batch_size: int, num_epochs: int | None, shuffle: bool | None
 ) -> _InputFn:
-    if not isinstance(shuffle, bool):
+    wanted = "True for training, False for evaluation and prediction"
+    check_type("shuffle", shuffle, bool, wanted, error=ValueError)
+    check_number("The input function", batch_size=batch_size)
+    check_number("The input function", or_none=True, num_epochs=num_epochs)
+    for array in jax.tree.leaves((x, y)):
+        check_type("An array of x and y", array, np.ndarray, "a NumPy array")
+    shapes = jax.tree.map(np.shape, (x, y))
+    rows = {array.shape[:1] for array in jax.tree.leaves((x, y))}
+    if not jax.tree.leaves(x) or len(rows) != 1 or rows & {(), (0,)}:
         raise invalid(
-            f"shuffle={shuffle!r} is not a bool.",
-            "True or False.",
-            "pass shuffle=True for training, shuffle=False for evaluation and prediction.",
+            f"The arrays of x and y have the shapes {shapes}.",
+            "the same number of examples, at least one, on axis 0 of every array.",
+            "trim the arrays to the same examples.",
         )
-    check_number("batch_size", batch_size, 1)
-    check_number("num_epochs", num_epochs, 1)
-    num_examples = len(jax.tree.leaves(data)[0])
+    data, ((num_examples,),) = x if y is None else (x, y), rows
 
     def input_fn(input_context: InputContext | None = None) -> Dataset:
         context = InputContext() if input_context is None else input_context
         num_shards, shard = context.num_input_pipelines, context.input_pipeline_id
         if num_examples < num_shards:
-            raise invalid(
-                f"{num_examples} examples are too few for {num_shards} workers.",
-                "at least one example per worker.",
-                "add examples, or train with fewer workers.",
-            )
+            raise ValueError(f"{num_examples} examples are too few for {num_shards} workers.")
         examples = data if num_shards == 1 else every_nth(data, num_shards, shard)
-        return Dataset(_EpochBatches(examples, batch_size, num_epochs, shuffle=shuffle))
+        return Dataset(_EpochBatches(examples, batch_size, num_epochs, shuffle=bool(shuffle)))
 
     return input_fn
 
@@ -215,33 +196,6 @@ class _EpochBatches:
         return jax.tree.map(lambda array: array[rows], self._examples)
 
 
-def _check_arrays(name: str, value: object) -> None:
-    named = value if isinstance(value, Mapping) else {name: value}
-    for key, array in named.items():
-        check_type(
-            f"{name}[{key!r}]" if named is value else name, array, np.ndarray, "a NumPy array"
-        )
-    arrays: list[Any] = list(named.values())
-    if not arrays or any(array.size == 0 or not array.shape for array in arrays):
-        raise invalid(
-            f"{name} is empty or contains an empty array.",
-            "arrays with at least one example on axis 0.",
-            "check the source of the data.",
-        )
-
-
-def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
-    """Duck-types a data frame, so that pandas need not be installed."""
-    if not has_columns or not all(hasattr(value, part) for part in ("index", "to_numpy")):
-        raise TypeError(
-            explain(
-                f"{name} is of type {type(value).__name__}.",
-                expected="a pandas DataFrame" + (" or Series." if name == "y" else "."),
-                fix="pass arrays to numpy_input_fn.",
-            )
-        )
-
-
 def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
@@ -249,13 +203,6 @@ def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
 # Batches of input functions, encoded on the host: devices cannot hold strings.
 
 Encode = Callable[[Any, str], Any]
-
-
-def _encoded(data: Any, encode: Encode, mode: str) -> Any:
-    """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
-    if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
-        return encode(data, mode)
-    return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
 
 
 class _EncodedSource(Source):
@@ -321,7 +268,14 @@ class InputFunction:
         """Returns the dataset for an input pipeline."""
         extra = {"input_context": context} if self._takes_context else {}
         data = self._input_fn(**self._arguments, **extra)
-        data = data if self._encode is None else _encoded(data, self._encode, self._mode)
+        encode = self._encode
+        if encode is not None:
+            is_features = isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping)
+            data = (
+                encode(data, self._mode)
+                if is_features
+                else _EncodedSource(as_source(data), lambda batch: encode(batch, self._mode))
+            )
         if not _is_batch(data):
             return data
         return itertools.repeat(data) if self._repeats else iter([data])
@@ -365,10 +319,8 @@ def _is_batch(data: object) -> bool:
 def require_batch(batch: object) -> Any:
     """Returns the first batch of a dataset; raises ValueError for None."""
     if batch is None:
-        raise invalid(
-            "input_fn returned an empty dataset.",
-            "at least one batch.",
-            "check for missing files, or a single short batch that is dropped.",
+        raise ValueError(
+            "input_fn returned an empty dataset: are files missing, or is one short batch dropped?"
         )
     return batch
 
@@ -378,9 +330,8 @@ def features_and_labels(batch: object) -> tuple[Any, Any]:
     if not isinstance(batch, tuple | list):
         return batch, None
     if len(batch) != 2:
-        raise invalid(
-            f"input_fn returned batches of {len(batch)} elements.",
-            "(features, labels), or features alone.",
-            "put several features, including weights, into a dict.",
+        raise ValueError(
+            f"input_fn returned batches of {len(batch)} elements, not (features, labels) or "
+            "features alone: put several features, including weights, into a dict."
         )
     return batch[0], batch[1]

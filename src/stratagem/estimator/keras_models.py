@@ -11,7 +11,7 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.errors import check_type, invalid
+from stratagem.errors import check_choice, check_type, invalid
 from stratagem.estimator.checks import check_known, check_one_of
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.export import PredictOutput
@@ -192,15 +192,15 @@ class KerasModelFunction:
             return EstimatorSpec(mode, loss=loss, train_op=train_op, **spec)
         model.compute_metrics(x, y, outputs, weights)
         metrics, names = named_metrics(model), self._metric_names
-        if names is not None and set(names) != set(metrics):
-            raise invalid(
-                f"metric_names_map has the names {sorted(names)}.",
-                f"all metrics of the Keras model: {sorted(metrics)}.",
-                "list exactly these names; losses are not included.",
+        if names is None:
+            return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics, **spec)
+        if set(names) != set(metrics):
+            raise ValueError(
+                f"metric_names_map has the names {sorted(names)}, but the Keras model has the "
+                f"metrics {sorted(metrics)}: list exactly these."
             )
-        if names is not None:
-            metrics = {names[name]: metric for name, metric in metrics.items()}
-        return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics, **spec)
+        renamed = {names[name]: metric for name, metric in metrics.items()}
+        return EstimatorSpec(mode, loss=loss, eval_metric_ops=renamed, **spec)
 
     def _compile(self, model: keras.Model, *, with_metrics: bool) -> None:
         metrics: dict[str, Any] = {
@@ -299,17 +299,15 @@ def model_to_estimator(
     """
     del use_v2_estimator
     check_one_of("model_to_estimator", keras_model=keras_model, keras_model_path=keras_model_path)
-    if checkpoint_format is not None:
-        check_known("checkpoint_format", [checkpoint_format], ("checkpoint", "saver"))
+    formats = (None, "checkpoint", "saver")
+    check_choice("model_to_estimator", formats, checkpoint_format=checkpoint_format)
     model: Any = keras_model
     if keras_model_path is not None:
         model = keras.saving.load_model(keras_model_path, custom_objects)
     check_type("keras_model", model, keras.Model, "a Keras model")
     if not model.compiled or model.optimizer is None:
-        raise invalid(
-            f"The Keras model {model.name!r} is not compiled.",
-            "a model with an optimizer and losses.",
-            "call model.compile(optimizer, loss) before model_to_estimator.",
+        raise ValueError(
+            f"The Keras model {model.name!r} is not compiled: call model.compile(optimizer, loss)."
         )
     custom = [
         name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)

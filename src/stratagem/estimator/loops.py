@@ -230,10 +230,9 @@ def training_hooks(
     # 0 disables checkpoints, like None.
     secs, steps = config.save_checkpoints_secs or None, config.save_checkpoints_steps or None
     if listeners and role.saves and secs is None and steps is None:
-        raise invalid(
-            "saving_listeners are set, but the RunConfig disables checkpoints.",
-            "save_checkpoints_steps or save_checkpoints_secs in the RunConfig.",
-            "set one of the two, or remove saving_listeners.",
+        raise ValueError(
+            "saving_listeners are set, but the RunConfig disables checkpoints: set "
+            "save_checkpoints_steps or save_checkpoints_secs."
         )
     if role.saves and (secs is not None or steps is not None):
         folder = config.model_dir or ""
@@ -310,10 +309,8 @@ class Session:
         if isinstance(wanted, np.ndarray | np.generic | int | float):
             return np.asarray(wanted)
         if values is None:
-            raise invalid(
-                f"A hook fetched {wanted!r} before the first step.",
-                "names of variables before the first step.",
-                "fetch it in before_run or after_run.",
+            raise ValueError(
+                f"A hook fetched {wanted!r} before the first step: fetch it in before_run."
             )
         if self.spec.loss is not None and (name == "loss" or wanted is self.spec.loss):
             return self._on_host(values["loss"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-import os
+import numbers
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
@@ -15,11 +15,11 @@ from stratagem.cluster.processes import check_cluster
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
 from stratagem.cluster.roles import is_chief, normalize_cluster_spec, task_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import check_type, invalid
-from stratagem.estimator.checks import check_known, check_number, check_one_of
+from stratagem.errors import check_choice, check_number, check_type, invalid
+from stratagem.estimator.checks import check_one_of, check_unsupported
 from stratagem.launch.remote.protocol import JOB_VARIABLE
 from stratagem.parameter_server.strategy import ParameterServerStrategy
-from stratagem.resources import Closing
+from stratagem.resources import Closing, checked_folder
 from stratagem.strategies.strategy import Strategy
 
 # DistributeConfig: strategies for training and evaluation.
@@ -69,14 +69,13 @@ def check_strategy(name: str, strategy: object) -> None:
 
 # Task of this process in the `TF_CONFIG` cluster, as an Estimator uses it.
 
+# Attributes of a process outside the training cluster.
 _NO_CLUSTER: Final = {
     "cluster_spec": ClusterSpec({}),
     "task_type": "worker",
     "task_id": 0,
-    "global_id_in_cluster": None,
     "is_chief": False,
     "master": "",
-    "evaluation_master": "",
     "num_ps_replicas": 0,
     "num_worker_replicas": 0,
 }
@@ -84,11 +83,8 @@ _NO_CLUSTER: Final = {
 
 def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
     """Reads this process's task from `TF_CONFIG`, as TensorFlow's run_config.py does."""
-    content, resolver = tf_config(), TFConfigClusterResolver()
+    resolver = TFConfigClusterResolver()
     spec, task_type, task_id = resolver.cluster_spec(), resolver.task_type, resolver.task_id
-    service = content.get("service")
-    check_type("TF_CONFIG['service']", service, dict | None, "a JSON object")
-    evaluation_master = str(content.get("eval_session_master", ""))
     if not spec:
         if (task_type or "worker", task_id or 0) != ("worker", 0):
             raise invalid(
@@ -96,14 +92,8 @@ def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
                 "worker 0 or no task when there is no cluster.",
                 'add "cluster" to TF_CONFIG, or remove "task".',
             )
-        return {
-            "master": str(content.get("session_master", "")),
-            "evaluation_master": evaluation_master,
-            "num_worker_replicas": 1,
-            "is_chief": True,
-            "global_id_in_cluster": 0,
-            "service": service,
-        }
+        master = str(tf_config().get("session_master", ""))
+        return {"master": master, "num_worker_replicas": 1, "is_chief": True}
     if needs_chief and not task_count(spec, "chief"):
         raise invalid(
             f"TF_CONFIG describes a cluster without a chief: {spec!r}.",
@@ -113,15 +103,14 @@ def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
         )
     if task_type is None or task_id is None:
         raise invalid(
-            f"TF_CONFIG describes a cluster, but its task has type {task_type!r} and index "
-            f"{task_id!r}.",
-            "a task type and index for this process.",
+            f"The cluster is known, but its task has type {task_type!r} and index {task_id!r}.",
+            "a task type and index for this process in TF_CONFIG.",
             'add "task": {"type": "worker", "index": 0}, for example.',
         )
     check_cluster(spec, task_type, task_id)
-    task = {"task_type": task_type, "task_id": task_id, "service": service}
+    task = {"task_type": task_type, "task_id": task_id}
     if task_type == "evaluator":  # not part of the training cluster
-        return {**task, "evaluation_master": evaluation_master}
+        return task
     return {
         **task,
         "cluster_spec": spec,
@@ -129,17 +118,7 @@ def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
         "num_ps_replicas": task_count(spec, "ps"),
         "num_worker_replicas": task_count(spec, "chief") + task_count(spec, "worker"),
         "is_chief": is_chief(spec, task_type, task_id),
-        "global_id_in_cluster": _global_id(spec, task_type, task_id),
     }
-
-
-def _global_id(spec: ClusterSpec, task_type: str, task_id: int) -> int:
-    """Numbers tasks with the chief first, parameter servers last, and other jobs by name."""
-    order = {"chief": 0, "ps": 2}
-    before = [
-        job for job in spec.jobs if (order.get(job, 1), job) < (order.get(task_type, 1), task_type)
-    ]
-    return sum(map(spec.num_tasks, before)) + task_id
 
 
 _DEFAULT_SAVE_SECS: Final = 600
@@ -147,18 +126,12 @@ _DEFAULT_SAVE_SECS: Final = 600
 # Tells "not passed" from None, since passing one interval disables the other.
 _UNSET: Any = object()
 
-# Name: (must be an integer, minimum, whether the minimum itself is excluded).
-_NUMBERS: Final = {
-    "tf_random_seed": (True, None, False),
-    "save_summary_steps": (True, 0, False),
-    "save_checkpoints_steps": (True, 0, False),
-    "save_checkpoints_secs": (False, 0, False),
-    "keep_checkpoint_max": (True, 0, False),
-    "keep_checkpoint_every_n_hours": (False, 0, True),
-    "log_step_count_steps": (True, 0, True),
-    "experimental_max_worker_delay_secs": (True, 0, False),
-    "session_creation_timeout_secs": (False, 0, True),
-}
+_COUNTS: Final = (
+    "save_summary_steps",
+    "save_checkpoints_steps",
+    "keep_checkpoint_max",
+    "experimental_max_worker_delay_secs",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,18 +168,16 @@ class RunConfig:
         cluster_spec: the training cluster; empty for a single process or an evaluator.
         task_type: this process's task type: "chief", "worker", "ps" or "evaluator".
         task_id: the index of this task within its type.
-        global_id_in_cluster: the index of this task in the whole cluster; None for an evaluator.
         is_chief: True if this process writes checkpoints and summaries.
         master: the address of this process; "" for a single process.
-        evaluation_master: the address for evaluation from `TF_CONFIG`, or "".
         num_ps_replicas: the number of parameter servers.
         num_worker_replicas: the number of tasks that train, including the chief.
-        service: the `service` entry of `TF_CONFIG`, or None.
 
     Raises:
-        TypeError: if a strategy, a number or a setting has the wrong type.
+        NotImplementedError: if `device_fn` is set.
+        TypeError: if a strategy has the wrong type.
         ValueError: if a number is out of range, both checkpoint intervals are set, a strategy is
-            set twice, `device_fn` is set, the protocol is unknown, or `TF_CONFIG` is invalid.
+            set twice, the protocol is unknown, or `TF_CONFIG` is invalid.
 
     Example:
         >>> config = sg.estimator.RunConfig(save_checkpoints_steps=500)
@@ -236,13 +207,10 @@ class RunConfig:
     cluster_spec: ClusterSpec = dataclasses.field(init=False, repr=False)
     task_type: str = dataclasses.field(init=False, repr=False)
     task_id: int = dataclasses.field(init=False, repr=False)
-    global_id_in_cluster: int | None = dataclasses.field(init=False, repr=False)
     is_chief: bool = dataclasses.field(init=False, repr=False)
     master: str = dataclasses.field(init=False, repr=False)
-    evaluation_master: str = dataclasses.field(init=False, repr=False)
     num_ps_replicas: int = dataclasses.field(init=False, repr=False)
     num_worker_replicas: int = dataclasses.field(init=False, repr=False)
-    service: Mapping[str, Any] | None = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._choose_folder()
@@ -263,21 +231,13 @@ class RunConfig:
             )
 
     def _choose_folder(self) -> None:
-        given = None if self.model_dir is None else os.fspath(self.model_dir)
-        from_variable = tf_config().get("model_dir")
-        if "" in (given, from_variable):
-            raise invalid(
-                "model_dir is the empty string.",
-                "the path of a folder in RunConfig or TF_CONFIG.",
-                "omit it: the Estimator then creates a temporary folder.",
+        given = (self.model_dir, tf_config().get("model_dir"))
+        folders = {checked_folder("model_dir", one) for one in given if one is not None}
+        if len(folders) > 1:
+            raise ValueError(
+                f"model_dir is {given[0]!r} in RunConfig and {given[1]!r} in TF_CONFIG: remove one."
             )
-        if given and from_variable and given != from_variable:
-            raise invalid(
-                f"model_dir is {given!r} in RunConfig and {from_variable!r} in TF_CONFIG.",
-                "the same folder in both.",
-                "remove it from one of them.",
-            )
-        object.__setattr__(self, "model_dir", given or from_variable)
+        object.__setattr__(self, "model_dir", folders.pop() if folders else None)
 
     def _choose_when_to_save(self) -> None:
         steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
@@ -291,18 +251,17 @@ class RunConfig:
         object.__setattr__(self, "save_checkpoints_secs", secs)
 
     def _check_settings(self) -> None:
-        for name, (is_integer, minimum, is_excluded) in _NUMBERS.items():
-            check_number(
-                name, getattr(self, name), minimum, excluded=is_excluded, is_integer=is_integer
-            )
-        if self.device_fn is not None:
-            raise invalid(
-                f"device_fn={self.device_fn!r} is not supported.",
-                "None: the strategy places variables and steps.",
-                "pass train_distribute=sg.OneDeviceStrategy(device) or another strategy.",
-            )
-        if self.protocol is not None:
-            check_known("protocol", [self.protocol], ("grpc", "grpc+verbs"))
+        owner, seed = "RunConfig", self.tf_random_seed
+        check_type("tf_random_seed", seed, numbers.Integral | None, "an integer or None")
+        for name in _COUNTS:
+            check_number(owner, 0, or_none=True, **{name: getattr(self, name)})
+        check_number(owner, or_none=True, log_step_count_steps=self.log_step_count_steps)
+        check_number(owner, 0.0, or_none=True, save_checkpoints_secs=self.save_checkpoints_secs)
+        hours, limit_s = self.keep_checkpoint_every_n_hours, self.session_creation_timeout_secs
+        check_number(owner, above=0, keep_checkpoint_every_n_hours=hours)
+        check_number(owner, above=0, session_creation_timeout_secs=limit_s)
+        check_unsupported("device_fn", self.device_fn)
+        check_choice(owner, (None, "grpc", "grpc+verbs"), protocol=self.protocol)
 
     def _choose_strategies(self) -> None:
         both = self.experimental_distribute
@@ -313,18 +272,22 @@ class RunConfig:
             if other is None:
                 continue
             if direct is not None and direct is not other:
-                raise invalid(
-                    f"{name} is set both directly and in experimental_distribute.",
-                    "one of the two.",
-                    f"remove {name} from one of them.",
+                raise ValueError(
+                    f"{name} is set both directly and in experimental_distribute: remove one."
                 )
             object.__setattr__(self, name, other)
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the settings; the receiver creates strategies and reads `TF_CONFIG` itself."""
-        settings = {field.name: getattr(self, field.name) for field in _settings_of(self)}
+        settings = self._settings
         for name in ("train_distribute", "eval_distribute"):
-            settings[name] = _strategy_maker(settings[name])
+            # Recreated where the settings are read, if it can be.
+            settings[name] = getattr(settings[name], "recreate", None) or settings[name]
         both = None if self.experimental_distribute is None else DistributeConfig()
         settings["experimental_distribute"] = both
         return functools.partial(type(self), **settings), ()
@@ -342,15 +305,13 @@ class RunConfig:
             A new config.
 
         Raises:
-            TypeError: as for `RunConfig`.
-            ValueError: if a name is unknown, or as for `RunConfig`.
+            TypeError: if a name is unknown, or as for `RunConfig`.
+            ValueError: as for `RunConfig`.
 
         Example:
             >>> sg.estimator.RunConfig().replace(save_checkpoints_steps=10).save_checkpoints_secs
         """
-        settings = [field.name for field in _settings_of(self)]
-        check_known("RunConfig.replace", sorted(changes), settings)
-        before: dict[str, Any] = {name: getattr(self, name) for name in settings}
+        before = self._settings
         if "experimental_distribute" in changes:
             for name in ("train_distribute", "eval_distribute"):
                 if getattr(self.experimental_distribute, name, None) is before[name]:
@@ -360,16 +321,6 @@ class RunConfig:
         if changes.get("save_checkpoints_secs") is not None:
             before["save_checkpoints_steps"] = None
         return cast(RunConfig, type(self)(**(before | changes)))
-
-
-def _settings_of(config: RunConfig) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(config) if field.init]
-
-
-def _strategy_maker(strategy: Strategy) -> Any:
-    """Returns a function that recreates a strategy elsewhere, if possible."""
-    is_recreatable = isinstance(strategy, Strategy) and strategy.recreate is not None
-    return strategy.recreate if is_recreatable else strategy
 
 
 # Training strategy of an Estimator, created in the process that uses it.

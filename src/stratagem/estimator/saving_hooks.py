@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from stratagem.errors import invalid
-from stratagem.estimator.checks import check_instances, check_one_of
+from stratagem.estimator.checks import check_instances, check_one_of, check_unsupported
 from stratagem.estimator.hooks import (
     Clock,
     SecondOrStepTimer,
@@ -119,10 +118,8 @@ class CheckpointSaverHook(SessionRunHook):
         check_one_of("CheckpointSaverHook", is_required=False, saver=saver, scaffold=scaffold)
         self._saver = saver if scaffold is None else scaffold.saver
         if self._saver is None and checkpoint_basename != CHECKPOINT_NAME:
-            raise invalid(
-                f"checkpoint_basename={checkpoint_basename!r} is set without a saver.",
-                f"{CHECKPOINT_NAME!r}, or a saver that uses another name.",
-                "omit checkpoint_basename.",
+            raise ValueError(
+                f"checkpoint_basename={checkpoint_basename!r} is set without a saver: omit it."
             )
         self._checkpoint_dir = os.fspath(checkpoint_dir)
         self._timer = SynchronizedTimer(save_secs, save_steps, clock=clock)
@@ -146,10 +143,9 @@ class CheckpointSaverHook(SessionRunHook):
         """Saves the initial checkpoint."""
         folders = (Path(one).resolve() for one in (self._checkpoint_dir, session.model_dir))
         if self._saver is None and len(set(folders)) > 1:
-            raise invalid(
-                f"checkpoint_dir={self._checkpoint_dir!r} is not the Estimator's folder.",
-                f"{session.model_dir!r}, where the session saves.",
-                "pass estimator.model_dir, or a saver that saves elsewhere.",
+            raise ValueError(
+                f"checkpoint_dir={self._checkpoint_dir!r} is not the Estimator's folder: pass "
+                "estimator.model_dir, or a saver that saves elsewhere."
             )
         step = session.global_step
         self._save(session, step)
@@ -299,8 +295,8 @@ class SummarySaverHook(_SummaryHook):
         tensors: a dict from tags to names or values.
 
     Raises:
-        ValueError: unless exactly one of steps and seconds is set; if `summary_op` is missing, or
-            `scaffold` is set.
+        NotImplementedError: if `scaffold` is set.
+        ValueError: unless exactly one of steps and seconds is set; or if `summary_op` is missing.
 
     Example:
         >>> hook = sg.estimator.SummarySaverHook(10, output_dir="logs", summary_op={"l": "loss"})
@@ -319,12 +315,9 @@ class SummarySaverHook(_SummaryHook):
         *,
         clock: Clock = time.monotonic,
     ) -> None:
-        if summary_op is None or scaffold is not None:
-            raise invalid(
-                f"SummarySaverHook received summary_op={summary_op!r}, scaffold={scaffold!r}.",
-                "a summary_op and no scaffold, which has no summaries.",
-                'pass summary_op={"tag": value}, or call sg.summary in the model function.',
-            )
+        check_unsupported("scaffold", scaffold)
+        if summary_op is None:
+            raise ValueError('summary_op is missing: pass {"tag": value}, names, or one name.')
         if isinstance(summary_op, Mapping):
             self.tensors = dict(summary_op)
         else:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.errors import check_type, invalid
+from stratagem.errors import check_choice, check_type, invalid
 from stratagem.estimator.checks import check_instances, check_known
 from stratagem.estimator.hooks import SessionRunHook
 
@@ -81,11 +81,7 @@ def identity(value: object, name: str) -> Any:
     Source: TF 2.21 array_ops.py, identity.
     """
     if name in ("loss", "global_step"):
-        raise invalid(
-            f"identity received name={name!r}, which is reserved.",
-            'any name except "loss" and "global_step": the training loop sets those.',
-            "choose another name.",
-        )
+        raise ValueError(f"identity received name={name!r}, which the loop sets: choose another.")
     values = _names.get()
     if values is not None:
         values[name] = value
@@ -232,13 +228,9 @@ def optimizer_factory(
     if isinstance(optimizer, keras.optimizers.Optimizer):
         kind, config = type(optimizer), _without_names(optimizer.get_config())
         return lambda: kind.from_config(dict(config))
-    if not callable(optimizer):
-        raise invalid(
-            f"optimizer={optimizer!r} is not an optimizer.",
-            f"one of {sorted(_BY_NAME)}, a Keras optimizer, or a function that makes one.",
-            "pass keras.optimizers.Adam(0.01), for example.",
-        )
-    return optimizer
+    wanted = f"one of {sorted(_BY_NAME)}, a Keras optimizer, or a function that makes one"
+    check_type("optimizer", optimizer, callable, wanted, error=ValueError)
+    return optimizer  # pyright: ignore[reportReturnType]
 
 
 def _without_names(config: dict[str, Any]) -> dict[str, Any]:
@@ -311,12 +303,7 @@ class EstimatorSpec:
     prediction_hooks: Sequence[SessionRunHook] | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in _REQUIRED:
-            raise invalid(
-                f"mode={self.mode!r} is unknown.",
-                f"one of {list(_REQUIRED)}.",
-                "pass the mode that the model function was called with.",
-            )
+        check_choice("EstimatorSpec", _REQUIRED, mode=self.mode)
         for name in _REQUIRED[self.mode]:
             if getattr(self, name) is None:
                 raise invalid(
@@ -325,6 +312,12 @@ class EstimatorSpec:
                     f"pass {name}=... when mode is {self.mode!r}.",
                 )
         check_type("loss", self.loss, _ARRAY | None, "a scalar")
+        if self.loss is not None and np.size(self.loss) != 1:
+            raise invalid(
+                f"loss has shape {np.shape(self.loss)}.",
+                "a scalar, the mean over the examples.",
+                "average it with keras.ops.mean(loss).",
+            )
         check_type("scaffold", self.scaffold, Scaffold | None, "a Scaffold")
         metrics, outputs = self.eval_metric_ops, self.export_outputs
         wanted = "a dict from names to Keras metrics"
@@ -332,7 +325,7 @@ class EstimatorSpec:
         check_type("export_outputs", outputs, Mapping | None, "a dict from signatures to outputs")
         checked: dict[str, Any] = {
             "predictions": self._checked_predictions(),
-            "loss": None if self.loss is None else jnp.reshape(_checked_loss(self.loss), ()),
+            "loss": None if self.loss is None else jnp.reshape(self.loss, ()),
             "eval_metric_ops": dict(metrics or {}),
             "export_outputs": _with_default(outputs),
         }
@@ -360,24 +353,13 @@ class EstimatorSpec:
         return dict(given)
 
 
-def _checked_loss(loss: Any) -> Any:
-    if np.prod(np.shape(loss)) != 1:
-        raise invalid(
-            f"loss has shape {np.shape(loss)}.",
-            "a scalar, the mean over the examples.",
-            "average it with keras.ops.mean(loss).",
-        )
-    return loss
-
-
 def _with_default(outputs: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not outputs:
         return None if outputs is None else {}
     if len(outputs) > 1 and DEFAULT_SIGNATURE not in outputs:
-        raise invalid(
-            f"export_outputs has the signatures {sorted(outputs)} without a default.",
-            f"an output named {DEFAULT_SIGNATURE!r}.",
-            f"add one of them again under the name {DEFAULT_SIGNATURE!r}.",
+        raise ValueError(
+            f"export_outputs has the signatures {sorted(outputs)} without a default: add one of "
+            f"them again under the name {DEFAULT_SIGNATURE!r}."
         )
     first = next(iter(outputs.values()))
     return {DEFAULT_SIGNATURE: first, **outputs} if len(outputs) == 1 else dict(outputs)
@@ -394,53 +376,42 @@ class ModelFunction:
     def __init__(
         self, function: Callable[..., Any], params: Mapping[str, Any] | None, config: object
     ) -> None:
-        if not callable(function):
-            raise invalid(
-                f"model_fn={function!r} is not callable.",
-                "a function of features, labels, mode, params and config.",
-                "pass the function itself, not its result.",
-            )
+        wanted = "a function of features, labels, mode, params and config"
+        check_type("model_fn", function, callable, wanted, error=ValueError)
         self.function = function
         self._params = params
         self._config = config
         self._takes = arguments_of(function)
-        if "features" not in self._takes:
-            raise invalid(
-                f"model_fn takes {list(self._takes)} but not `features`.",
-                "an argument named `features`.",
-                "write def model_fn(features, labels, mode, params).",
-            )
-        if params is not None and "params" not in self._takes:
-            raise invalid(
-                f"model_fn does not take params={params!r}.",
-                "an argument named `params`.",
-                "write def model_fn(features, labels, mode, params), or omit params.",
-            )
+        self._require("features", "are always passed")
+        if params is not None:
+            self._require("params", "the Estimator received")
         check_known("The arguments of model_fn", self._takes, _KNOWN)
-
-    @property
-    def gives_values(self) -> bool:
-        """True if the function's scaffolds initialize all variables, so it runs untrained."""
-        return bool(getattr(self.function, "gives_values", False))
 
     def __call__(self, features: object, labels: object, mode: str) -> EstimatorSpec:
         """Calls the function and checks its result; `labels` is None if there are none."""
-        if labels is not None and "labels" not in self._takes:
-            raise invalid(
-                "input_fn returns labels, but model_fn does not take them.",
-                "a `labels` argument, or an input_fn that returns only features.",
-                "write def model_fn(features, labels, mode).",
-            )
+        if labels is not None:
+            self._require("labels", "input_fn returns")
         values = (features, labels, mode, self._params, self._config)
         known: dict[str, Any] = dict(zip(_KNOWN, values, strict=True))
         spec = self.function(**{name: known[name] for name in self._takes})
-        if not isinstance(spec, EstimatorSpec):
-            raise invalid(
-                f"model_fn returned {spec!r} of type {type(spec).__name__}.",
-                "an sg.estimator.EstimatorSpec.",
-                "end each branch with return sg.estimator.EstimatorSpec(mode, ...).",
-            )
+        check_type(
+            "The result of model_fn",
+            spec,
+            EstimatorSpec,
+            "an EstimatorSpec",
+            fix="end each branch with return sg.estimator.EstimatorSpec(mode, ...).",
+            error=ValueError,
+        )
         return spec
+
+    def _require(self, name: str, why: str) -> None:
+        if name not in self._takes:
+            raise invalid(
+                f"model_fn takes {list(self._takes)} but not `{name}`, which {why}.",
+                f"an argument named `{name}`.",
+                "write def model_fn(features, labels, mode, params), or leave out what it is not "
+                "to get.",
+            )
 
 
 def arguments_of(function: Callable[..., Any]) -> tuple[str, ...]:

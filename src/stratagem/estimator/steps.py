@@ -447,20 +447,14 @@ def select_keys(predictions: object, keys: str | Sequence[str] | None) -> list[s
     if keys is None:
         return list(predictions) if isinstance(predictions, Mapping) else None
     wanted = [keys] if isinstance(keys, str) else list(keys)
-    if not isinstance(predictions, Mapping):
+    known = list(predictions) if isinstance(predictions, Mapping) else []
+    if not wanted or not set(wanted) <= set(known):
         raise invalid(
-            f"predict_keys={wanted} cannot select from predictions without names.",
-            "an EstimatorSpec whose predictions are a dict, or no predict_keys.",
-            "omit predict_keys.",
-        )
-    unknown = [key for key in wanted if key not in predictions]
-    if unknown or not wanted:
-        raise invalid(
-            f"predict_keys={wanted} is empty or contains unknown names: {unknown}.",
-            f"one or more of {sorted(predictions)}.",
+            f"predict_keys={wanted} is empty or contains unknown names.",
+            f"one or more of {known}, the names of the predictions.",
             "correct the names, or omit predict_keys for all predictions.",
         )
-    return [key for key in predictions if key in wanted]
+    return [key for key in known if key in wanted]
 
 
 def prediction_batches(
@@ -480,10 +474,9 @@ def split_examples(batch: object) -> Iterator[Any]:
     leaves = jax.tree.leaves(batch)
     lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
     if len(lengths) != 1 or None in lengths:
-        raise invalid(
-            f"Predictions of a batch have the shapes {[leaf.shape for leaf in leaves]}.",
-            "the same number of rows in each, one per example.",
-            "pass yield_single_examples=False to get whole batches.",
+        raise ValueError(
+            f"Predictions of a batch have the shapes {[leaf.shape for leaf in leaves]}, not one "
+            "row per example: pass yield_single_examples=False to get whole batches."
         )
     for row in range(len(leaves[0])):
         yield jax.tree.map(lambda leaf, row=row: leaf[row], batch)
@@ -509,10 +502,9 @@ class EvaluationStep(ModelStep):
             assert self.spec is not None
             metrics = dict(self.spec.eval_metric_ops or {})
             if "loss" in metrics:
-                raise invalid(
-                    'eval_metric_ops contains a metric named "loss".',
-                    'any other name: "loss" is the average of the spec\'s loss.',
-                    "rename the metric.",
+                raise ValueError(
+                    'eval_metric_ops contains a metric named "loss", which is the average of the '
+                    "spec's loss: rename it."
                 )
             self._metrics = {**metrics, "loss": loss}
             return reported(values)

@@ -11,11 +11,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stratagem import settings
-from stratagem.errors import DeadlineExceededError, check_type, explain, invalid
-from stratagem.estimator.checks import check_instances, check_number
+from stratagem.errors import DeadlineExceededError, check_number, check_type, explain, invalid
+from stratagem.estimator.checks import check_instances
 from stratagem.estimator.estimator import Estimator, remote_cluster_of, run_remotely
 from stratagem.estimator.hooks import Clock, SecondOrStepTimer, SessionRunHook
 from stratagem.estimator.loops import read_eval_metrics
@@ -96,17 +96,15 @@ class _ServingExporter(Exporter):
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        check_number("exports_to_keep", exports_to_keep, 1)
-        # Now and not at the first export, which may be hours of training away.
-        check_type(
-            "serving_input_receiver_fn",
-            serving_input_receiver_fn,
-            lambda one: one is None or callable(one),
-            "a function without arguments that returns a ServingInputReceiver",
-            fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
-        )
+        check_number(type(self).__name__, or_none=True, exports_to_keep=exports_to_keep)
+        receiver_fn: Any = serving_input_receiver_fn
+        if receiver_fn is not None:  # now, and not hours of training later
+            wanted = (
+                "the result of build_raw_serving_input_receiver_fn(features), or such a function"
+            )
+            check_type("serving_input_receiver_fn", receiver_fn, callable, wanted)
         self._name = name
-        self._receiver_fn: Any = serving_input_receiver_fn
+        self._receiver_fn = receiver_fn
         self._options: dict[str, Any] = {"assets_extra": assets_extra, "as_text": as_text}
         self._exports_to_keep = exports_to_keep
 
@@ -188,10 +186,9 @@ class BestExporter(_ServingExporter):
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         names = sorted(inspect.signature(compare_fn).parameters) if callable(compare_fn) else []
         if names != ["best_eval_result", "current_eval_result"]:
-            raise invalid(
-                f"compare_fn={compare_fn!r} takes the arguments {names}.",
-                "a function with exactly the arguments best_eval_result and current_eval_result.",
-                "rename its arguments: they are passed by name.",
+            raise ValueError(
+                f"compare_fn={compare_fn!r} takes the arguments {names}, not best_eval_result and "
+                "current_eval_result, by name."
             )
         self._is_better = compare_fn
         self._pattern = event_file_pattern
@@ -310,7 +307,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
-        check_number("max_steps", self.max_steps, 1)
+        check_number("TrainSpec", or_none=True, max_steps=self.max_steps)
         kinds = {"hooks": SessionRunHook, "saving_listeners": CheckpointSaverListener}
         for name, kind in kinds.items():
             object.__setattr__(self, name, check_instances(name, getattr(self, name), kind))
@@ -351,24 +348,19 @@ class EvalSpec:
 
     def __post_init__(self) -> None:
         check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
-        check_number("steps", self.steps, 1)
+        check_number("EvalSpec", or_none=True, steps=self.steps)
         check_type("name", self.name, str | None, "a string or None")
-        for name in ("start_delay_secs", "throttle_secs"):
-            check_number(name, getattr(self, name), 0, is_integer=False)
+        check_number("EvalSpec", 0.0, start_delay_secs=self.start_delay_secs)
+        check_number("EvalSpec", 0.0, throttle_secs=self.throttle_secs)
         hooks = check_instances("hooks", self.hooks, SessionRunHook)
         object.__setattr__(self, "hooks", hooks)
-        exporters: tuple[Any, ...] = () if self.exporters is None else (self.exporters,)
-        if isinstance(self.exporters, Iterable) and not isinstance(self.exporters, str):
-            exporters = tuple(self.exporters)
+        given = () if self.exporters is None else self.exporters
+        exporters = tuple(given) if isinstance(given, Iterable) else (given,)
         for exporter in exporters:
             check_type("exporters", exporter, Exporter, "an Exporter or a list of Exporters")
         names = [exporter.name for exporter in exporters]
         if len(set(names)) != len(names) or not all(names):
-            raise invalid(
-                f"The exporter names {names} are empty or not unique.",
-                "a different name for each exporter, since it names its folder.",
-                "give the exporters different names.",
-            )
+            raise ValueError(f"The exporter names {names}, of folders, are empty or not unique.")
         object.__setattr__(self, "exporters", exporters)
 
 
@@ -378,28 +370,19 @@ class EvalSpec:
 _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckpointEvaluation:
-    """Metrics and exports of one evaluated checkpoint."""
-
-    checkpoint_path: str
-    metrics: Mapping[str, Any]
-    exports: Sequence[str | None]
-    is_final: bool
-
-
 @dataclasses.dataclass
 class CheckpointEvaluator:
     """Evaluates and exports each checkpoint once; `max_steps` of None means no limit.
 
-    `last` is the last evaluation, or None.
+    `results` are the metrics and exports of the last evaluation, and `done` is its checkpoint.
     """
 
     estimator: Estimator
     eval_spec: EvalSpec
     max_steps: int | None
-    last: CheckpointEvaluation | None = dataclasses.field(default=None, init=False)
-    done: str | None = dataclasses.field(default=None, init=False)
+    results: _Results = (None, None)
+    done: str | None = None
+    is_final: bool = False
 
     def find_new(self) -> str | None:
         """Returns the latest checkpoint if it has not been evaluated yet, else None."""
@@ -417,20 +400,19 @@ class CheckpointEvaluator:
         )
         if metrics["global_step"] < saved_step:
             raise self.missing(saved_step)
-        is_final = self.max_steps is not None and metrics["global_step"] >= self.max_steps
-        exporters: Any = self.eval_spec.exporters
+        limit, exporters = self.max_steps, cast(Iterable[Exporter], self.eval_spec.exporters)
+        self.is_final = limit is not None and metrics["global_step"] >= limit
         exports = [
             exporter.export(
                 estimator=self.estimator,
                 export_path=os.path.join(self.estimator.model_dir, "export", exporter.name),
                 checkpoint_path=checkpoint_path,
                 eval_result=metrics,
-                is_the_final_export=is_final,
+                is_the_final_export=self.is_final,
             )
             for exporter in exporters
         ]
-        self.done = checkpoint_path
-        self.last = CheckpointEvaluation(checkpoint_path, metrics, exports, is_final)
+        self.done, self.results = checkpoint_path, (metrics, exports)
 
     def missing(self, step: int) -> RuntimeError:
         """Returns the error for a checkpoint that was saved but is not the folder's latest."""
@@ -443,11 +425,6 @@ class CheckpointEvaluator:
                 "whether another program removes checkpoints.",
             )
         )
-
-    @property
-    def results(self) -> _Results:
-        """Results of `train_and_evaluate`."""
-        return (None, None) if self.last is None else (self.last.metrics, self.last.exports)
 
 
 class EvaluationListener(CheckpointSaverListener):
@@ -493,7 +470,7 @@ class EvaluationListener(CheckpointSaverListener):
         path = self._evaluator.find_new()
         if path is None:
             raise self._evaluator.missing(step)
-        self._evaluator.evaluate(path, step)
+        self._evaluator.evaluate(path, saved_step=step)
 
 
 # Evaluator task: evaluates checkpoints of a training run in other processes.
@@ -530,7 +507,7 @@ class EvaluatorLoop:
             started_at_s = self.clock()
             if path is not None:
                 self._evaluate(path)
-            if is_over or (evaluator.last is not None and evaluator.last.is_final):
+            if is_over or evaluator.is_final:
                 return
             self._pause(evaluator.eval_spec.throttle_secs - (self.clock() - started_at_s))
 
@@ -545,19 +522,17 @@ class EvaluatorLoop:
 
     def _wait_for_checkpoint(self) -> str | None:
         """Returns the next checkpoint, or None if the stop signal arrives first."""
-        began_s, logged_at_s = self.clock(), self.clock() - _LOG_EVERY_S + _FIRST_LOG_S
-        folder, evaluated = self.evaluator.estimator.model_dir, self.evaluator.last
+        began_s, next_log_s = self.clock(), _FIRST_LOG_S
+        folder = self.evaluator.estimator.model_dir
         while not self.stop_signal.is_given:
-            path = self.evaluator.find_new()
+            path, waited_s = self.evaluator.find_new(), self.clock() - began_s
             if path is not None:
                 return path
-            now_s = self.clock()
-            if now_s - began_s >= self.timeout_s:
-                last = "none" if evaluated is None else evaluated.checkpoint_path
+            if waited_s >= self.timeout_s:
                 raise DeadlineExceededError(
                     explain(
-                        f"The evaluator found no new checkpoint in {folder} for "
-                        f"{now_s - began_s:.0f} s (last evaluated: {last}).",
+                        f"The evaluator found no new checkpoint in {folder} for {waited_s:.0f} s "
+                        f"(last evaluated: {self.evaluator.done or 'none'}).",
                         expected=f"a new one every {self.timeout_s:g} s until max_steps is "
                         "reached.",
                         fix="check that training runs and writes to the same folder; pass "
@@ -565,15 +540,11 @@ class EvaluatorLoop:
                         code="SG709",
                     )
                 )
-            if now_s - logged_at_s >= _LOG_EVERY_S:
-                logged_at_s = now_s
-                _logger.warning(
-                    "No new checkpoint in %s for %.0f s; waiting up to %g s.",
-                    folder,
-                    now_s - began_s,
-                    self.timeout_s,
-                )
-            self.stop_signal.wait(min(_POLL_EVERY_S, began_s + self.timeout_s - now_s))
+            if waited_s >= next_log_s:
+                next_log_s += _LOG_EVERY_S
+                text = "No new checkpoint in %s for %.0f s; waiting up to %g s."
+                _logger.warning(text, folder, waited_s, self.timeout_s)
+            self.stop_signal.wait(min(_POLL_EVERY_S, self.timeout_s - waited_s))
         return None
 
     def _pause(self, seconds: float) -> None:

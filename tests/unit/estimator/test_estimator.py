@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.estimator import as_warm_start, warm_start
+from stratagem.estimator.estimator import warm_start
 from stratagem.estimator.steps import VariableStore
 from tests.unit.estimator.model_functions import (
     dataset_of,
@@ -145,15 +145,19 @@ def test_a_whole_training_runs_op_by_op(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda e: e.train(DATA, steps=0), ValueError, "steps=0 is out of range"),
-        (lambda e: e.train(DATA, max_steps=-1), ValueError, "steps=-1 is out of range"),
-        (lambda e: e.evaluate(DATA, steps=-2), ValueError, "steps=-2 is out of range"),
+        (lambda e: e.train(DATA, steps=0), ValueError, "steps=0"),
+        (lambda e: e.train(DATA, max_steps=-1), ValueError, "steps=-1"),
+        (lambda e: e.evaluate(DATA, steps=-2), ValueError, "steps=-2"),
         (
             lambda e: e.train(DATA, steps=1, max_steps=2),
             ValueError,
             "train received steps=1 and max_steps=2",
         ),
-        (lambda e: e.train(DATA, hooks=[3]), TypeError, r"hooks=\(3,\) is not a list of Session"),
+        (
+            lambda e: e.train(DATA, hooks=[3]),
+            TypeError,
+            r"hooks=\(3,\)(?s:.)*a list or tuple of Ses",
+        ),
     ],
 )
 def test_calls_that_cannot_be_are_refused(call, error, message, tmp_path) -> None:
@@ -274,9 +278,7 @@ def changed(store, trained, renamed=None) -> list[str]:
 
 def test_all_that_is_trained_begins_with_the_values_of_a_folder(trained) -> None:
     store = store_of()
-    settings = as_warm_start(trained.model_dir)
-    assert settings == Settings(trained.model_dir)
-    warm_start(store, settings)
+    warm_start(store, trained.model_dir)
     assert changed(store, trained) == ["hidden/kernel", "output/kernel"]
 
 
@@ -324,12 +326,12 @@ def test_an_estimator_begins_with_them_only_without_checkpoints_of_its_own(
 
 
 def test_vocabularies_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="var_name_to_vocab_info is set for"):
+    with pytest.raises(NotImplementedError, match=r"var_name_to_vocab_info=.* is not supported"):
         Settings("model", var_name_to_vocab_info={"table": object()})
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="is neither an Estimator checkpoint nor a folder"):
+    with pytest.raises(ValueError, match="is neither an Estimator's checkpoint nor the"):
         warm_start(store_of(), Settings(str(tmp_path)))
 
 

@@ -253,8 +253,8 @@ def test_identity_keeps_ids_and_replaces_others() -> None:
     strict = fc.categorical_column_with_identity("id", 3)
     with pytest.raises(ValueError, match="Feature 'id' contains 5"):
         strict.ids({"id": [5]})
-    with pytest.raises(ValueError, match="of an identity column contains strings"):
-        strict.ids({"id": ["5"]})
+    with pytest.raises(ValueError, match=r"invalid literal for int.*'a'"):
+        strict.ids({"id": ["a"]})
 
 
 # Raw features in every form become NumPy arrays with one row per example.
@@ -374,7 +374,7 @@ def test_weights_of_another_shape_are_refused() -> None:
 OTHER = fc.categorical_column_with_hash_bucket("y", 10)
 INT_AGE = fc.numeric_column("age", dtype="int32")
 WRONG = [
-    (lambda: fc.categorical_column_with_identity("x", 0), "num_buckets=0 is out of range"),
+    (lambda: fc.categorical_column_with_identity("x", 0), "num_buckets=0"),
     (lambda: fc.categorical_column_with_identity("x", 2, 2), "default_value=2"),
     (lambda: fc.categorical_column_with_vocabulary_list("x", ["a", "a"]), "received 2 words"),
     (lambda: fc.categorical_column_with_vocabulary_list("x", ["a", 1]), "words of types"),
@@ -393,21 +393,21 @@ WRONG = [
     (lambda: fc.crossed_column(["x"], 10), r"crossed_column received keys=\['x'\]"),
     (lambda: fc.crossed_column([CITY, "x"], 10), r"crossed_column received keys=\[HashedCateg"),
     (lambda: fc.numeric_column("x", shape=(0,)), r"received shape=\(0,\)"),
-    (lambda: fc.numeric_column("x", dtype="str"), "and dtype='str'"),
-    (lambda: fc.numeric_column("x", (2,), default_value=[1, 2, 3]), "received default_value="),
-    (lambda: fc.bucketized_column("x", [1]), "bucketized_column received 'x'"),
-    (lambda: fc.bucketized_column(AGE, [2, 1]), r"received boundaries=\[2, 1\]"),
-    (lambda: fc.indicator_column(AGE), "indicator_column received NumericColumn"),
-    (lambda: fc.embedding_column(CITY, 0), "dimension=0 is out of range"),
-    (lambda: fc.embedding_column(CITY, 2, "max"), r"combiner received the unknown names \['max'"),
+    (lambda: fc.numeric_column("x", dtype="str"), "dtype='str'"),
+    (lambda: fc.numeric_column("x", (2,), default_value=[1, 2, 3]), "and default_value="),
+    (lambda: fc.bucketized_column("x", [1]), "source_column='x' is of type str"),
+    (lambda: fc.bucketized_column(AGE, [2, 1]), r"and boundaries=\[2, 1\]"),
+    (lambda: fc.indicator_column(AGE), "indicator_column received A column=NumericColumn"),
+    (lambda: fc.embedding_column(CITY, 0), "dimension=0"),
+    (lambda: fc.embedding_column(CITY, 2, "max"), "received combiner='max'"),
     (lambda: fc.shared_embeddings([CITY, OTHER], 2), r"received columns with \[100, 10\] ids"),
     (lambda: fc.weighted_categorical_column(AGE, "w"), "weighted_categorical_column received"),
     (lambda: fc.DenseFeatures([IDS]), "received the categorical column 'id'"),
-    (lambda: fc.LinearModel([IDS], sparse_combiner="max"), "sparse_combiner received the unknown"),
-    (lambda: fc.LinearModel([IDS], units=0), "units=0 is out of range"),
+    (lambda: fc.LinearModel([IDS], sparse_combiner="max"), "received sparse_combiner='max'"),
+    (lambda: fc.LinearModel([IDS], units=0), "units=0"),
     (
         lambda: fc.DenseFeatures([fc.indicator_column(IDS)])(np.zeros(2)),
-        "features is of type ndarray",
+        "features=.* is of type ndarray",
     ),
     (lambda: fc.encode_features({"y": [1]}, [AGE]), "Feature 'age' is missing from the features"),
     (lambda: check_columns([]), "feature_columns is empty"),
@@ -434,14 +434,13 @@ def test_what_cannot_be_is_refused(make, words) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fc.categorical_column_with_identity("x", None), "num_buckets=None is of type N"),
-        (lambda: fc.embedding_column(CITY, None), "dimension=None is of type NoneType"),
-        (lambda: fc.shared_embeddings([CITY], None), "dimension=None is of type NoneType"),
-        (lambda: fc.LinearModel([IDS], units=None), "units=None is of type NoneType"),
-        (lambda: fc.numeric_column("x", normalizer_fn=3), "normalizer_fn=3 is of type int"),
+        (lambda: fc.categorical_column_with_identity("x", None), "received num_buckets=None"),
+        (lambda: fc.embedding_column(CITY, None), "received dimension=None"),
+        (lambda: fc.shared_embeddings([CITY], None), "received dimension=None"),
+        (lambda: fc.LinearModel([IDS], units=None), "received units=None"),
     ],
-    ids=range(5),
+    ids=range(4),
 )
 def test_another_type_is_refused(make, words) -> None:
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(ValueError, match=words):
         make()

@@ -250,10 +250,10 @@ MISUSES = [
         lambda e: e.BinaryClassHead(TWO_WEIGHTS).loss(LABELS, LOGITS, {"w": np.ones((5, 2))}),
         "weight_column has 2 weights per example",
     ),
-    (lambda e: e.MultiClassHead(2), "n_classes=2"),
+    (lambda e: e.MultiClassHead(2), "n_classes=2 is below 3"),
     (lambda e: e.MultiClassHead(3).loss(LABELS, LOGITS), "logits have shape"),
-    (lambda e: e.RegressionHead(0), "label_dimension=0 is out of range"),
-    (lambda e: e.BinaryClassHead(loss_reduction="none"), "loss_reduction received the unknown"),
+    (lambda e: e.RegressionHead(0), "label_dimension=0"),
+    (lambda e: e.BinaryClassHead(loss_reduction="none"), "received loss_reduction='none'"),
     (lambda e: e.BinaryClassHead().loss(None, LOGITS), "labels is None"),
     (
         lambda e: e.BinaryClassHead().create_estimator_spec({}, "train", LOGITS, LABELS),
@@ -263,7 +263,7 @@ MISUSES = [
     (lambda e: e.BinaryClassHead().encode_labels(["a"]), "do not fit label_vocabulary="),
     (
         lambda e: e.BinaryClassHead(label_vocabulary=["a", "b"]).encode_labels(["c"]),
-        "are not in the vocabulary",
+        "are not in label_vocabulary=",
     ),
     (lambda e: e.MultiClassHead(3).encode_labels([3]), "Labels range from 3 to 3"),
     (lambda e: e.RegressionHead().encode_labels(["a"]), "could not convert string to float"),

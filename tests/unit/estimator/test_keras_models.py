@@ -385,7 +385,7 @@ def _own_step() -> keras.Model:
         (
             ValueError,
             lambda: {"keras_model": _classifier(), "checkpoint_format": "h5"},
-            "checkpoint_format received the unknown names",
+            "received checkpoint_format=",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_other_folder_without_saver_is_an_error() -> None:
 @pytest.mark.parametrize("listeners", [[object()], Listener(), [Listener]])
 def test_other_listeners_are_an_error(listeners) -> None:
     with pytest.raises(
-        TypeError, match=r"listeners=.* is not a list of CheckpointSaverListener objects"
+        TypeError, match=r"listeners=.* is (?s:.)*a list or tuple of CheckpointSaverListener"
     ):
         CheckpointSaverHook("model", save_steps=1, listeners=listeners)
 

@@ -264,7 +264,7 @@ def test_unknown_keys_are_refused(trained_of_prediction, keys) -> None:
             raise AssertionError("The loop has begun.")
 
     predictions = trained_of_prediction.predict(dataset_of(X, Y, 8), keys, hooks=[Hook()])
-    with pytest.raises(ValueError, match=r"is empty or contains unknown names: \[.*\]"):
+    with pytest.raises(ValueError, match="is empty or contains unknown names"):
         next(predictions)
 
 
@@ -295,7 +295,7 @@ def test_predictions_without_names_or_rows(tmp_path) -> None:
     data = dataset_of(X, Y, 8)
     estimator = estimator_of(array_function, tmp_path).train(data)
     assert [row.shape for row in estimator.predict(data)] == [(1,)] * 19
-    with pytest.raises(ValueError, match="cannot select from predictions without names"):
+    with pytest.raises(ValueError, match=r"one or more of \[\]"):
         next(estimator.predict(data, predict_keys=["logits"]))
     estimator = estimator_of(model_fn, tmp_path)
     batches = list(estimator.predict(data, yield_single_examples=False))

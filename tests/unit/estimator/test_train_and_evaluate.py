@@ -310,7 +310,7 @@ def run(estimator, clock, training, *, max_steps=None, timeout_s=100.0, **spec):
     training.catch_up()
     evaluator = CheckpointEvaluator(estimator, eval_spec, max_steps)
     EvaluatorLoop(evaluator, timeout_s, training, clock).run()
-    return evaluator.last
+    return evaluator
 
 
 def test_each_new_checkpoint_is_evaluated_until_max_steps(tmp_path, clock) -> None:
@@ -319,7 +319,7 @@ def test_each_new_checkpoint_is_evaluated_until_max_steps(tmp_path, clock) -> No
     last = run(estimator, clock, training, max_steps=30)
     assert estimator.evaluated == [0, 10, 20, 30]
     assert estimator.at_s == [0, 11, 30, 40]  # it looks once in a second
-    assert (last.metrics["global_step"], last.is_final) == (30, True)
+    assert (last.results[0]["global_step"], last.is_final) == (30, True)
 
 
 def test_waits_before_it_begins_and_between_evaluations(tmp_path, clock) -> None:
@@ -376,12 +376,13 @@ def test_notice_ends_it_with_the_newest_checkpoint(tmp_path, clock) -> None:
     times = {0: 1, 10: 2, 20: 3}
     last = run(estimator, clock, Training(estimator, clock, times, 20), throttle_secs=30)
     assert estimator.evaluated == [1, 3]
-    assert (last.metrics["global_step"], last.is_final) == (3, False)
+    assert (last.results[0]["global_step"], last.is_final) == (3, False)
 
 
 def test_notice_without_any_checkpoint_returns_none(tmp_path, clock) -> None:
     estimator = Evaluator(tmp_path, clock)
-    assert run(estimator, clock, Training(estimator, clock, {}, ends_at_s=5)) is None
+    last = run(estimator, clock, Training(estimator, clock, {}, ends_at_s=5))
+    assert last.results == (None, None)
 
 
 def test_checkpoint_that_was_removed_is_passed_over(tmp_path, clock) -> None:
@@ -395,7 +396,7 @@ def test_checkpoint_that_was_removed_is_passed_over(tmp_path, clock) -> None:
 
     estimator.evaluate = evaluate_late
     training = Training(estimator, clock, {0: 1, 10: 2})
-    assert run(estimator, clock, training, max_steps=2).metrics["global_step"] == 2
+    assert run(estimator, clock, training, max_steps=2).results[0]["global_step"] == 2
     assert estimator.evaluated == [2]
 
 
@@ -556,17 +557,32 @@ TWO_OF_ONE_NAME = [LatestExporter("a", train_fn), FinalExporter("a", train_fn)]
 WRONG = [
     (TrainSpec, {"input_fn": 3}, TypeError, "input_fn=3 is of type int"),
     (EvalSpec, {"input_fn": None}, TypeError, "input_fn=None is of type NoneType"),
-    (TrainSpec, {"max_steps": 0}, ValueError, "max_steps=0 is out of range"),
-    (EvalSpec, {"steps": -1}, ValueError, "steps=-1 is out of range"),
+    (TrainSpec, {"max_steps": 0}, ValueError, "max_steps=0"),
+    (EvalSpec, {"steps": -1}, ValueError, "steps=-1"),
     (EvalSpec, {"name": 3}, TypeError, "name=3 is of type int"),
-    (EvalSpec, {"start_delay_secs": -1}, ValueError, "start_delay_secs=-1 is out of range"),
-    (EvalSpec, {"throttle_secs": -0.1}, ValueError, "throttle_secs=-0.1 is out of range"),
-    (TrainSpec, {"hooks": [3]}, TypeError, r"hooks=\[3\] is not a list of SessionRunHook objects"),
-    (EvalSpec, {"hooks": StopAtStepHook(1)}, TypeError, "is not a list of SessionRunHook objects"),
-    (TrainSpec, {"saving_listeners": [3]}, TypeError, r"listeners=\[3\] is not a list of Check"),
+    (EvalSpec, {"start_delay_secs": -1}, ValueError, "start_delay_secs=-1"),
+    (EvalSpec, {"throttle_secs": -0.1}, ValueError, "throttle_secs=-0.1"),
+    (
+        TrainSpec,
+        {"hooks": [3]},
+        TypeError,
+        r"hooks=\[3\](?s:.)*a list or tuple of SessionRunHook",
+    ),
+    (
+        EvalSpec,
+        {"hooks": StopAtStepHook(1)},
+        TypeError,
+        "a list or tuple of SessionRun",
+    ),
+    (
+        TrainSpec,
+        {"saving_listeners": [3]},
+        TypeError,
+        r"listeners=\[3\](?s:.)*a list or tuple of ",
+    ),
     (EvalSpec, {"exporters": 3}, TypeError, "exporters=3 is of type int"),
-    (EvalSpec, {"exporters": "best"}, TypeError, "exporters='best' is of type str"),
-    (EvalSpec, {"exporters": TWO_OF_ONE_NAME}, ValueError, r"names \['a', 'a'\] are empty or no"),
+    (EvalSpec, {"exporters": "best"}, TypeError, "exporters='b' is of type str"),
+    (EvalSpec, {"exporters": TWO_OF_ONE_NAME}, ValueError, r"names \['a', 'a'\], of folders, are"),
     (EvalSpec, {"exporters": LatestExporter("", train_fn)}, ValueError, "are empty or not unique"),
 ]
 

@@ -20,7 +20,7 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.errors import invalid
+from stratagem.errors import check_type, invalid
 from stratagem.parameter_server.fingerprints import concatenated_fingerprint, fingerprint
 
 Combiner = Literal["mean", "sqrtn", "sum"]
@@ -30,12 +30,8 @@ Combiner = Literal["mean", "sqrtn", "sum"]
 
 def feature_of(features: Mapping[str, Any], key: str) -> Any:
     """Returns a feature by name."""
-    if not isinstance(features, Mapping):
-        raise invalid(
-            f"features is of type {type(features).__name__}.",
-            "a dict from feature names to arrays.",
-            f"pass {{{key!r}: ...}}.",
-        )
+    wanted = "a dict from feature names to arrays"
+    check_type("features", features, Mapping, wanted, error=ValueError)
     if key not in features:
         raise invalid(
             f"Feature {key!r} is missing from the features {sorted(features)}.",
@@ -53,10 +49,9 @@ def categorical_rows(value: object, key: str) -> np.ndarray:
     """
     array = _with_equal_rows(value)
     if array.ndim not in (1, 2):
-        raise invalid(
-            f"Feature {key!r} of a categorical column has shape {array.shape}.",
-            "shape (batch,) or (batch, values).",
-            "flatten the values of an example to one axis.",
+        raise ValueError(
+            f"Feature {key!r} of a categorical column has shape {array.shape}, not (batch,) or "
+            "(batch, values)."
         )
     if not array.size:
         return np.zeros((len(array), array.shape[1] if array.ndim == 2 else 1), np.int32)
@@ -86,10 +81,8 @@ def numeric_rows(
     if array.dtype == object:
         array = _without_missing(array, key, shape, default)
     if array.dtype.kind not in "biuf":
-        raise invalid(
-            f"Feature {key!r} of a numeric column has dtype {array.dtype}.",
-            "numbers.",
-            "use a categorical column for strings.",
+        raise ValueError(
+            f"Feature {key!r} of a numeric column has dtype {array.dtype}: use a categorical one."
         )
     if array.shape[1:] != shape and not (array.ndim == 1 and shape == (1,)):
         raise invalid(
@@ -237,10 +230,8 @@ def check_columns(feature_columns: Iterable[FeatureColumn] | FeatureColumn) -> l
     ordered = sorted(columns, key=lambda column: column.name)
     for first, second in itertools.pairwise(ordered):
         if first.name == second.name:
-            raise invalid(
-                f"Two feature columns are named {first.name!r}: {first} and {second}.",
-                "each column once.",
-                "remove one of them.",
+            raise ValueError(
+                f"Two feature columns are named {first.name!r}, remove one: {first} and {second}."
             )
     return ordered
 
@@ -255,10 +246,9 @@ def encode_groups(
             first = encoded.setdefault(name, array)
             with_nan = first.dtype.kind == "f"
             if first.dtype != array.dtype or not np.array_equal(first, array, equal_nan=with_nan):
-                raise invalid(
-                    f"Two feature columns read {name!r} differently.",
-                    "a single column that reads the feature.",
-                    "create the source column once and use it in both.",
+                raise ValueError(
+                    f"Two feature columns read {name!r} differently: create the source column "
+                    "once and use it in both."
                 )
     return encoded
 
@@ -407,12 +397,6 @@ class IdentityCategoricalColumn(KeyedCategoricalColumn):
     def _ids_of(self, rows: np.ndarray) -> Any:
         """Returns the feature, with the default for ids out of range."""
         if rows.dtype == object:
-            if any(isinstance(value, str | bytes) for value in rows.flat):
-                raise invalid(
-                    f"Feature {self.key!r} of an identity column contains strings.",
-                    "integers.",
-                    "use categorical_column_with_vocabulary_list.",
-                )
             ids = [-1 if value is None else value for value in rows.flat]
             rows = np.asarray(ids, np.int64).reshape(rows.shape)
         outside = (rows != -1) & ((rows < 0) | (rows >= self.num_buckets))
@@ -524,11 +508,10 @@ class CrossedColumn(CategoricalColumn):
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
         """Returns a hash of each combination of values, the last feature varying fastest."""
         columns = [_fingerprints(leaf, features) for leaf in self.leaves]
-        if len({len(column) for column in columns}) != 1:
-            raise invalid(
-                f"The features of {self.name!r} have {[*map(len, columns)]} examples.",
-                "the same number of examples in each.",
-                "return one row per example for every feature from the input function.",
+        sizes = [*map(len, columns)]
+        if len(set(sizes)) != 1:
+            raise ValueError(
+                f"The features of {self.name!r} have {sizes} examples: the same in all."
             )
         crosses = [
             [self._cross(values) for values in itertools.product(*rows)]
@@ -596,10 +579,9 @@ class WeightedCategoricalColumn(CategoricalColumn):
         shape = (1,) if value.ndim == 1 else value.shape[1:]
         weights = numeric_rows(value, self.weight_feature_key, shape, None, self.dtype)
         if weights.shape != ids.shape:
-            raise invalid(
-                f"Feature {self.weight_feature_key!r} has shape {weights.shape}.",
-                f"one weight per value, shape {ids.shape}.",
-                "use the same shape for values and weights.",
+            raise ValueError(
+                f"Feature {self.weight_feature_key!r} has shape {weights.shape}, not {ids.shape}, "
+                "one weight per value."
             )
         return dict(zip(self.encoded_names, (ids, weights.astype(np.float32)), strict=True))
 

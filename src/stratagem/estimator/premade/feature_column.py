@@ -14,8 +14,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import check_type, invalid
-from stratagem.estimator.checks import check_known, check_number
+from stratagem.errors import check_choice, check_number, check_type, invalid
 from stratagem.estimator.premade.columns import (
     BucketizedColumn,
     CategoricalColumn,
@@ -117,7 +116,6 @@ def numeric_column(
     Raises:
         ValueError: if the shape is not positive, the dtype is not numeric, or `default_value` has
             another size.
-        TypeError: if `normalizer_fn` is not callable.
 
     Example:
         >>> sg.feature_column.numeric_column("age", normalizer_fn=lambda x: x / 100.0).name
@@ -126,21 +124,15 @@ def numeric_column(
     Source: TF 2.21 feature_column_v2.py, numeric_column.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if normalizer_fn is not None:
-        check_type("normalizer_fn", normalizer_fn, callable, "a function of an array")
-    is_shape = all(isinstance(size, int) and size > 0 for size in sizes)
-    if not is_shape or np.dtype(dtype).kind not in "iuf":
-        raise invalid(
-            f"numeric_column({key!r}) received shape={sizes} and dtype={dtype!r}.",
-            "positive integers, and an integer or floating-point dtype.",
-            "pass the shape of one example, for example (3,), and omit dtype for float32.",
-        )
     default = None if default_value is None else tuple(map(float, np.ravel(default_value)))
-    if default is not None and len(default) not in (1, math.prod(sizes)):
+    is_default = default is None or len(default) in (1, math.prod(sizes))
+    if min(sizes, default=1) < 1 or np.dtype(dtype).kind not in "iuf" or not is_default:
         raise invalid(
-            f"numeric_column({key!r}) received default_value={default_value!r}.",
-            f"one number, or {math.prod(sizes)} numbers for shape {sizes}.",
-            "pass one number.",
+            f"numeric_column({key!r}) received shape={sizes}, dtype={dtype!r} and "
+            f"default_value={default_value!r}.",
+            "positive integers, an integer or floating-point dtype, and one number or as many as "
+            "the shape has.",
+            "pass the shape of one example, for example (3,), and omit dtype for float32.",
         )
     return NumericColumn(key, sizes, default, np.dtype(dtype).name, normalizer_fn)
 
@@ -168,18 +160,14 @@ def bucketized_column(
 
     Source: TF 2.21 feature_column_v2.py, bucketized_column.
     """
-    if not isinstance(source_column, NumericColumn) or len(source_column.shape) > 1:
+    check_type("source_column", source_column, NumericColumn, error=ValueError)
+    limits = tuple(map(float, boundaries))
+    is_increasing = limits and all(low < high for low, high in itertools.pairwise(limits))
+    if len(source_column.shape) > 1 or not is_increasing:
         raise invalid(
-            f"bucketized_column received {source_column!r}.",
-            "a numeric_column of at most one axis.",
-            "pass sg.feature_column.numeric_column(key).",
-        )
-    limits = tuple(float(limit) for limit in boundaries)
-    if not limits or any(left >= right for left, right in itertools.pairwise(limits)):
-        raise invalid(
-            f"bucketized_column received boundaries={list(boundaries)!r}.",
-            "at least one number, in strictly increasing order.",
-            "sort them and remove duplicates.",
+            f"bucketized_column received {source_column!r} and boundaries={list(boundaries)!r}.",
+            "a numeric_column of at most one axis, and numbers in strictly increasing order.",
+            "sort the boundaries and remove duplicates.",
         )
     return BucketizedColumn(source_column, limits)
 
@@ -209,13 +197,10 @@ def categorical_column_with_identity(
 
     Source: TF 2.21 feature_column_v2.py, categorical_column_with_identity.
     """
-    check_number("num_buckets", num_buckets, 1, or_none=False)
+    owner = f"categorical_column_with_identity({key!r})"
+    check_number(owner, num_buckets=num_buckets)
     if default_value is not None and not 0 <= default_value < num_buckets:
-        raise invalid(
-            f"categorical_column_with_identity({key!r}) received default_value={default_value}.",
-            f"0 <= default_value < num_buckets={num_buckets}.",
-            "pass an id in this range.",
-        )
+        raise ValueError(f"{owner} received default_value={default_value}, not an id of its own.")
     return IdentityCategoricalColumn(key, num_buckets, default_value)
 
 
@@ -255,10 +240,8 @@ def categorical_column_with_vocabulary_list(
     words = [word.item() if isinstance(word, np.generic) else word for word in words]
     owner = f"categorical_column_with_vocabulary_list({key!r})"
     if not words or len(set(words)) != len(words):
-        raise invalid(
-            f"{owner} received {len(words)} words, {len(set(words))} of them distinct.",
-            "at least one word and no duplicates.",
-            "remove duplicates.",
+        raise ValueError(
+            f"{owner} received {len(words)} words, {len(set(words))} of them distinct."
         )
     kinds = {type(word) for word in words}
     wanted = {str} if dtype in ("string", str) else {int} if dtype is not None else kinds
@@ -317,11 +300,9 @@ def categorical_column_with_vocabulary_file(
     lines = Path(vocabulary_file).read_text(encoding="utf-8").splitlines()
     size = len(lines) if vocabulary_size is None else vocabulary_size
     if not 0 < size <= len(lines):
-        raise invalid(
+        raise ValueError(
             f"vocabulary_size={vocabulary_size} does not fit the {len(lines)} lines of "
-            f"{vocabulary_file}.",
-            "a size from 1 to the number of lines.",
-            "omit vocabulary_size to use all lines.",
+            f"{vocabulary_file}."
         )
     words = tuple(map(str if dtype in ("string", str) else int, lines[:size]))
     default = -1 if default_value is None else default_value
@@ -333,11 +314,9 @@ def _vocabulary_column(
 ) -> VocabularyCategoricalColumn:
     is_id = default_value == -1 or (0 <= default_value < len(words) and not num_oov_buckets)
     if num_oov_buckets < 0 or not is_id:
-        raise invalid(
+        raise ValueError(
             f"The vocabulary of {key!r} received num_oov_buckets={num_oov_buckets} and "
-            f"default_value={default_value}.",
-            f"default_value=-1, or an id below {len(words)} without buckets.",
-            "remove one of them, or pass the id of a word in the vocabulary.",
+            f"default_value={default_value}: pass one of them, -1 or an id below {len(words)}."
         )
     return VocabularyCategoricalColumn(key, words, default_value, num_oov_buckets)
 
@@ -369,7 +348,7 @@ def categorical_column_with_hash_bucket(
     Source: TF 2.21 feature_column_v2.py, categorical_column_with_hash_bucket.
     """
     del dtype
-    _check_buckets("categorical_column_with_hash_bucket", hash_bucket_size, least=2)
+    check_number("categorical_column_with_hash_bucket", 2, hash_bucket_size=hash_bucket_size)
     return HashedCategoricalColumn(key, hash_bucket_size)
 
 
@@ -407,19 +386,9 @@ def crossed_column(
             "two or more feature names, or categorical columns that are not hashed or weighted.",
             "pass the names of the features themselves.",
         )
-    _check_buckets("crossed_column", hash_bucket_size, least=1)
+    check_number("crossed_column", hash_bucket_size=hash_bucket_size)
     start = _DEFAULT_HASH_KEY if hash_key is None else hash_key
     return CrossedColumn(tuple(keys), hash_bucket_size, start)
-
-
-def _check_buckets(owner: str, hash_bucket_size: object, *, least: int) -> None:
-    """Raises what TensorFlow raises, ValueError for None too."""
-    if not isinstance(hash_bucket_size, int) or hash_bucket_size < least:
-        raise invalid(
-            f"{owner} received hash_bucket_size={hash_bucket_size!r}.",
-            f"an integer of at least {least}.",
-            "pass the number of buckets to hash to.",
-        )
 
 
 def weighted_categorical_column(
@@ -445,13 +414,9 @@ def weighted_categorical_column(
 
     Source: TF 2.21 feature_column_v2.py, weighted_categorical_column.
     """
-    wrong_dtype = np.dtype(dtype).kind not in "iuf"
-    if not isinstance(categorical_column, CategoricalColumn) or wrong_dtype:
-        raise invalid(
-            f"weighted_categorical_column received {categorical_column!r} and dtype={dtype!r}.",
-            "a categorical column and a numeric dtype.",
-            "pass a categorical_column_with_* column, and omit dtype.",
-        )
+    _check_categorical("weighted_categorical_column", [categorical_column])
+    if np.dtype(dtype).kind not in "iuf":
+        raise ValueError(f"weighted_categorical_column received dtype={dtype!r}, not of numbers.")
     return WeightedCategoricalColumn(categorical_column, weight_feature_key, np.dtype(dtype).name)
 
 
@@ -558,29 +523,21 @@ def shared_embeddings(
     settings = _table_settings(dimension, combiner, initializer, max_norm, trainable)
     sizes = [column.num_buckets for column in categorical_columns]
     if len(set(sizes)) != 1:
-        raise invalid(
-            f"shared_embeddings received columns with {sizes} ids.",
-            "at least one column, all with the same number of ids.",
-            "use the same vocabulary for all columns.",
-        )
+        raise ValueError(f"shared_embeddings received columns with {sizes} ids, not as many.")
     names = sorted(column.name for column in categorical_columns)
     name = shared_embedding_collection_name or "_".join([*names, "shared_embedding"])
     return [EmbeddingColumn(column, *settings, shared_name=name) for column in categorical_columns]
 
 
 def _check_categorical(owner: str, columns: Sequence[Any]) -> None:
+    wanted = "a categorical_column_with_*, crossed or bucketized column"
     for column in columns:
-        if not isinstance(column, CategoricalColumn):
-            raise invalid(
-                f"{owner} received {column!r}.",
-                "a categorical column.",
-                "pass a categorical_column_with_*, crossed or bucketized column.",
-            )
+        check_type("A column", column, CategoricalColumn, wanted, owner=owner, error=ValueError)
 
 
 def _table_settings(dimension: int, combiner: Combiner, *rest: Any) -> tuple[Any, ...]:
-    check_number("dimension", dimension, 1, or_none=False)
-    check_known("combiner", [combiner], _COMBINERS)
+    check_number("An embedding", dimension=dimension)
+    check_choice("An embedding", _COMBINERS, combiner=combiner)
     return dimension, combiner, *rest
 
 
@@ -655,10 +612,9 @@ class DenseFeatures(_ColumnsLayer):
         super().__init__(feature_columns, **kwargs)
         for column in self._columns:
             if not isinstance(column, DenseColumn):
-                raise invalid(
-                    f"DenseFeatures received the categorical column {column.name!r}.",
-                    "dense columns.",
-                    "wrap it in embedding_column or indicator_column.",
+                raise ValueError(
+                    f"DenseFeatures received the categorical column {column.name!r}: wrap it in "
+                    "embedding_column or indicator_column."
                 )
 
     def call(self, features: Mapping[str, Any]) -> Any:
@@ -704,8 +660,8 @@ class LinearModel(_ColumnsLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(feature_columns, **kwargs)
-        check_number("units", units, 1, or_none=False)
-        check_known("sparse_combiner", [sparse_combiner], _COMBINERS)
+        check_number("LinearModel", units=units)
+        check_choice("LinearModel", _COMBINERS, sparse_combiner=sparse_combiner)
         self.units = units
         self.sparse_combiner = sparse_combiner
         self._kernels: dict[str, Any] = {}

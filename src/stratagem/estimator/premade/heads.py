@@ -6,7 +6,7 @@ import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import check_type, invalid
-from stratagem.estimator.checks import check_known, check_number, check_one_of
+from stratagem.errors import check_choice, check_number, check_type, invalid
+from stratagem.estimator.checks import check_known, check_one_of
 from stratagem.estimator.export import (
     ClassificationOutput,
     ExportOutput,
@@ -56,9 +56,8 @@ class Head(abc.ABC):
 
     # Values of a label, and the most weights that an example may have.
     _label_dimension = 1
-    # Makers of metrics by TensorFlow's names: before the loss of regularization, and after it.
-    _metrics: ClassVar[Mapping[str, Callable[..., Any]]] = {}
-    _metrics_of_thresholds: Mapping[str, Callable[..., Any]] = {}
+    # Makers of metrics by TensorFlow's names.
+    _metrics: Mapping[str, Callable[..., Any]] = {}
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Head(abc.ABC):
         loss_fn: Callable[..., Any] | None,
         name: str | None,
     ) -> None:
-        check_known("loss_reduction", [loss_reduction], ("sum_over_batch_size", "sum"))
+        check_choice("A head", ("sum_over_batch_size", "sum"), loss_reduction=loss_reduction)
         self.loss_reduction = loss_reduction
         self._loss_fn = loss_fn
         self._loss_takes_features = loss_fn is not None and "features" in arguments_of(loss_fn)
@@ -108,7 +107,6 @@ class Head(abc.ABC):
         makers = {"average_loss": keras.metrics.Mean, **self._metrics}
         if regularization_losses is not None:
             makers["regularization_loss"] = keras.metrics.Mean
-        makers |= self._metrics_of_thresholds
         return {
             self._key(key): make(name=key.replace("/", "_").replace(".", "_"))
             for key, make in makers.items()
@@ -264,29 +262,21 @@ class Head(abc.ABC):
             extra = {"features": features} if self._loss_takes_features else {}
             custom = jnp.asarray(self._loss_fn(labels=processed, logits=logits, **extra), "float32")
             if custom.shape != losses.shape:
-                raise invalid(
-                    f"loss_fn returned shape {tuple(custom.shape)}.",
-                    f"shape {tuple(losses.shape)}, one loss per label.",
-                    "return unreduced losses and keep the last axis.",
+                raise ValueError(
+                    f"loss_fn returned shape {custom.shape}, not {losses.shape}, one per label."
                 )
             losses = custom
         column = self.weight_column
         if column is not None and column.size not in (1, self._label_dimension):
-            raise invalid(
-                f"weight_column has {column.size} weights per example.",
-                f"1 or {self._label_dimension}.",
-                "pass the name of a feature with one number per example.",
+            raise ValueError(
+                f"weight_column has {column.size} weights per example, not 1 or one per label."
             )
         return losses, None if column is None else column.numbers(features)
 
     def _matching(self, labels: Any, logits: jax.Array) -> jax.Array | np.ndarray:
         """Returns labels in the shape of the logits except for the last axis."""
         if labels is None:
-            raise invalid(
-                "labels is None.",
-                "labels for training and evaluation.",
-                "return (features, labels) from the input function.",
-            )
+            raise ValueError("labels is None: return (features, labels) from the input function.")
         if labels.ndim == logits.ndim - 1 and self._label_dimension == 1:
             labels = labels[..., None]
         wanted = (*logits.shape[:-1], self._label_dimension)
@@ -351,11 +341,7 @@ class ClassHead(Head):
         words = [_as_string(word) for word in array.ravel().tolist()]
         unknown = sorted(set(words) - set(ids))
         if unknown:
-            raise invalid(
-                f"Labels {unknown[:5]} are not in the vocabulary {vocabulary}.",
-                "labels from the vocabulary.",
-                "add them to label_vocabulary.",
-            )
+            raise ValueError(f"Labels {unknown[:5]} are not in label_vocabulary={vocabulary}.")
         return np.asarray([ids[word] for word in words], np.int32).reshape(array.shape)
 
     def decode(self, predictions: dict[str, Any]) -> dict[str, Any]:
@@ -430,7 +416,7 @@ class BinaryClassHead(ClassHead):
     Source: tensorflow/estimator binary_class_head.py, BinaryClassHead.
     """
 
-    _metrics: ClassVar = {
+    _metrics: Mapping[str, Callable[..., Any]] = {
         "accuracy": keras.metrics.Accuracy,
         "precision": keras.metrics.Precision,
         "recall": keras.metrics.Recall,
@@ -452,15 +438,11 @@ class BinaryClassHead(ClassHead):
     ) -> None:
         super().__init__(2, weight_column, label_vocabulary, loss_reduction, loss_fn, name)
         if any(not 0 < threshold < 1 for threshold in thresholds or ()):
-            raise invalid(
-                f"thresholds={thresholds} is out of range.",
-                "numbers between 0 and 1.",
-                "pass probabilities, such as [0.5, 0.9].",
-            )
-        self._metrics_of_thresholds = {}
+            raise ValueError(f"thresholds={thresholds} has numbers that are not between 0 and 1.")
         for threshold in thresholds or ():
             at = f"positive_threshold_{threshold:g}"
-            self._metrics_of_thresholds |= {
+            self._metrics = {
+                **self._metrics,
                 f"accuracy/{at}": partial(keras.metrics.BinaryAccuracy, threshold=threshold),
                 f"precision/{at}": partial(keras.metrics.Precision, threshold),
                 f"recall/{at}": partial(keras.metrics.Recall, threshold),
@@ -483,13 +465,13 @@ class BinaryClassHead(ClassHead):
         predicted = self._predictions(logits)
         class_ids = keras.ops.cast(predicted["class_ids"], "float32")
         logistic = predicted["logistic"]
-        curves = ("auc", "auc_precision_recall", *self._metrics_of_thresholds)
+        by_score = [key for key in self._metrics if key.startswith("auc") or "/positive" in key]
         return {
             **dict.fromkeys(("accuracy", "precision", "recall"), (labels, class_ids)),
             "prediction/mean": (logistic,),
             "label/mean": (labels,),
             "accuracy_baseline": (labels,),
-            **dict.fromkeys(curves, (labels, logistic)),
+            **dict.fromkeys(by_score, (labels, logistic)),
         }
 
     def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
@@ -529,7 +511,7 @@ class MultiClassHead(ClassHead):
     Source: tensorflow/estimator multi_class_head.py, MultiClassHead.
     """
 
-    _metrics: ClassVar = {"accuracy": keras.metrics.Accuracy}
+    _metrics: Mapping[str, Callable[..., Any]] = {"accuracy": keras.metrics.Accuracy}
 
     def __init__(
         self,
@@ -540,12 +522,8 @@ class MultiClassHead(ClassHead):
         loss_fn: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> None:
-        if not isinstance(n_classes, int) or n_classes <= 2:
-            raise invalid(
-                f"MultiClassHead received n_classes={n_classes!r}.",
-                "an integer of at least 3.",
-                "use BinaryClassHead for two classes.",
-            )
+        if n_classes <= 2:
+            raise ValueError(f"n_classes={n_classes!r} is below 3: use BinaryClassHead for 2.")
         super().__init__(n_classes, weight_column, label_vocabulary, loss_reduction, loss_fn, name)
 
     @property
@@ -562,11 +540,7 @@ class MultiClassHead(ClassHead):
     def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
         matching = self._matching(labels, logits)
         if keras.backend.standardize_dtype(matching.dtype)[:3] not in ("int", "uin"):
-            raise invalid(
-                f"labels have dtype {matching.dtype}.",
-                "integer class ids.",
-                "cast them to int32, or pass label_vocabulary for strings.",
-            )
+            raise ValueError(f"labels have dtype {matching.dtype}: cast class ids to int32.")
         self._check_range(matching)
         return keras.ops.cast(matching, "int32")
 
@@ -617,7 +591,9 @@ class RegressionHead(Head):
     Source: tensorflow/estimator regression_head.py, RegressionHead.
     """
 
-    _metrics: ClassVar = {"prediction/mean": keras.metrics.Mean, "label/mean": keras.metrics.Mean}
+    _metrics: Mapping[str, Callable[..., Any]] = dict.fromkeys(
+        ("prediction/mean", "label/mean"), keras.metrics.Mean
+    )
 
     def __init__(
         self,
@@ -629,7 +605,7 @@ class RegressionHead(Head):
         name: str | None = None,
     ) -> None:
         super().__init__(weight_column, loss_reduction, loss_fn, name)
-        check_number("label_dimension", label_dimension, 1, or_none=False)
+        check_number(type(self).__name__, label_dimension=label_dimension)
         self._label_dimension = label_dimension
         self._inverse_link_fn = inverse_link_fn
 
@@ -643,12 +619,9 @@ class RegressionHead(Head):
         return np.asarray(labels).astype(np.float32)
 
     def _predictions(self, logits: jax.Array) -> dict[str, Any]:
-        link = self._inverse_link_fn
-        return (
-            {"predictions": logits}
-            if link is None
-            else {"predictions": link(logits), "logits": logits}
-        )
+        if self._inverse_link_fn is None:
+            return {"predictions": logits}
+        return {"predictions": self._inverse_link_fn(logits), "logits": logits}
 
     def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
         predictions = self._predictions(logits)["predictions"]
@@ -703,11 +676,7 @@ class PoissonRegressionHead(RegressionHead):
         """Converts labels to float32 and checks that they are not negative."""
         counts = super().encode_labels(labels)
         if np.any(counts < 0):
-            raise invalid(
-                f"Labels of a Poisson regression include {counts.min()}.",
-                "counts of at least 0.",
-                "use a RegressionHead for other numbers.",
-            )
+            raise ValueError(f"Labels of a Poisson regression include {counts.min()}, not counts.")
         return counts
 
     def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
@@ -753,11 +722,9 @@ class LogisticRegressionHead(RegressionHead):
         """Converts labels to float32 and checks that they are from 0 to 1."""
         proportions = super().encode_labels(labels)
         if np.any((proportions < 0) | (proportions > 1)):
-            raise invalid(
+            raise ValueError(
                 f"Labels of a logistic regression range from {proportions.min()} to "
-                f"{proportions.max()}.",
-                "proportions from 0 to 1.",
-                "divide the labels by their totals.",
+                f"{proportions.max()}, not from 0 to 1."
             )
         return proportions
 
