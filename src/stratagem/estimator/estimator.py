@@ -35,8 +35,8 @@ from stratagem.estimator.inputs import Encode, InputFunction, ModelBatches
 from stratagem.estimator.loops import (
     DistributedModel,
     Session,
+    TrainingSummaries,
     hooked_steps,
-    train,
     training_hooks,
     training_role,
     write_eval_metrics,
@@ -67,7 +67,7 @@ from stratagem.strategies.mirrored import OneDeviceStrategy
 from stratagem.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
-    from stratagem.estimator.saving_hooks import CheckpointSaverListener
+    pass
 
 
 # Warm start: initial values of variables from an earlier training run.
@@ -104,10 +104,8 @@ class WarmStartSettings:
         check_unsupported("var_name_to_vocab_info", self.var_name_to_vocab_info or None)
 
 
-def warm_start(store: VariableStore, settings: Any) -> None:
-    """Initializes variables as settings or a path select them. Call on every process."""
-    if not isinstance(settings, WarmStartSettings):
-        settings = WarmStartSettings(os.fspath(settings))
+def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
+    """Initializes the selected variables from the checkpoint. Call on every process."""
     given = settings.ckpt_to_initialize_from
     path = given if is_whole(Path(given)) else latest_checkpoint(given)
     if path is None:
@@ -137,10 +135,9 @@ def _chosen(store: VariableStore, wanted: str | Sequence[Any]) -> dict[str, Any]
             if (variable is one if isinstance(one, keras.Variable) else re.search(one, name))
         }
         if not found:
-            raise invalid(
-                f"vars_to_warm_start={one!r} matches no variable.",
-                f"a regular expression that matches some of {sorted(named)}.",
-                "correct it, or pass a list to include variables that are not trainable.",
+            raise ValueError(
+                f"vars_to_warm_start={one!r} matches no variable of {sorted(named)}; a list may "
+                "also match those that are not trainable."
             )
         chosen |= found
     return chosen
@@ -153,11 +150,9 @@ def check_members(cls: type, base: type) -> None:
         {name for one in cls.__mro__[: cls.__mro__.index(base)] for name in vars(one)} & members
     )
     if overridden:
-        raise invalid(
-            f"{cls.__name__} overrides the Estimator members {overridden}.",
-            "a subclass that only calls Estimator.__init__ with its model_fn.",
-            "move the code into the model function, a hook, or a function that calls the "
-            "Estimator.",
+        raise ValueError(
+            f"{cls.__name__} overrides the Estimator members {overridden}: move the code into the "
+            "model function, a hook, or a function that calls the Estimator."
         )
 
 
@@ -165,11 +160,7 @@ def resolve_model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfi
     """Returns the folder of the argument or the config, or None; an evaluator must have one."""
     folder = config.model_dir if model_dir is None else checked_folder("model_dir", model_dir)
     if folder is None and config.task_type == "evaluator":
-        raise invalid(
-            "The evaluator task has no model_dir.",
-            "the training folder, shared by all tasks.",
-            "pass the same model_dir to the Estimator in every task.",
-        )
+        raise ValueError("The evaluator task has no model_dir: pass that of the other tasks.")
     if config.model_dir not in (None, folder):
         raise ValueError(
             f"model_dir={folder!r} differs from the config's model_dir={config.model_dir!r}: set "
@@ -244,7 +235,10 @@ class Estimator:
         self._params = copy.deepcopy(params)
         self._function = ModelFunction(model_fn, self._params, self._config)
         self._models: dict[Strategy, DistributedModel] = {}
-        self._warm_start = warm_start_from
+        start: Any = warm_start_from
+        if start is not None and not isinstance(start, WarmStartSettings):
+            start = WarmStartSettings(os.fspath(start))
+        self._warm_start: WarmStartSettings | None = start
         # On the host: of batches before the model function, and of predictions after it.
         self._encode: Encode | None = None
         self._decode: Callable[[Any], Any] | None = None
@@ -356,27 +350,55 @@ class Estimator:
             return self
         strategy = training_strategy(self._config)  # joins a cluster before JAX is used
         latest = self.latest_checkpoint()
-        if (
-            latest is not None
-            and max_steps is not None
-            and read_variable(latest, "global_step") >= max_steps
-        ):
+        trained = read_variable(latest, "global_step") if latest and max_steps else 0
+        if max_steps is not None and trained >= max_steps:
             if strategy is not None:  # other tasks don't wait for this run
                 training_role(strategy).skip()
             return self
         self._set_seed()
-        model = self._model_under(strategy)
-        source = self._input(input_fn, ModeKeys.TRAIN, repeats=True)
-        train(
-            model,
-            model.role.batches(source),
-            self._config,
-            initialize=lambda: self._initialize(model, self.latest_checkpoint()),
-            make_hooks=lambda spec: training_hooks(
-                spec, hooks, self._config, saving_listeners, model.role
-            ),
-            last_step=lambda start: max_steps if steps is None else start + steps,
+        model, config = self._model_under(strategy), self._config
+        role, training = model.role, model.training
+        summaries = TrainingSummaries(
+            self._model_dir, config.save_summary_steps if role.saves else None
         )
+        batches = role.batches(self._input(input_fn, ModeKeys.TRAIN, repeats=True))
+        with contextlib.closing(batches), summaries.written():
+            first = batches.first()
+            role.wait(config.session_creation_timeout_secs)
+            spec = training.prepare(first)
+            session = Session(model, training, summaries.writer)
+
+            def limited() -> Iterator[Any]:
+                start, unread = session.global_step, batches.after(first)
+                last = max_steps if steps is None else start + steps
+                for num_steps in itertools.count():
+                    # Other workers may count, too. No batch is read without being trained on.
+                    if last is not None and max(session.global_step, start + num_steps) >= last:
+                        return
+                    if (batch := next(unread, None)) is None:
+                        return
+                    yield batch
+
+            def step(batch: Any) -> None:
+                model.checkpoints.forget()
+                with summaries.of_step(session.global_step + 1):
+                    values = role.run(training, batch)
+                session.finish_step(values, num_trained=1)
+
+            def finish() -> None:
+                if (values := role.finish()) is not None:
+                    session.finish_step(values)
+                    session.read_global_step()
+
+            for _ in hooked_steps(
+                session,
+                training_hooks(spec, hooks, config, saving_listeners, role),
+                limited(),
+                step,
+                lambda: role.begin(lambda: self._initialize(model, self.latest_checkpoint())),
+                finish,
+            ):
+                pass
         return self
 
     def evaluate(
@@ -508,8 +530,7 @@ class Estimator:
 
         def initialize(spec: EstimatorSpec) -> None:
             if not self._initialize(model, path) and spec.scaffold is not None:
-                step, checkpoints = model.prediction, model.checkpoints
-                spec.scaffold.init_fn(Session(step, spec, checkpoints, self._model_dir))
+                spec.scaffold.init_fn(Session(model, model.prediction))
 
         return export_prediction(
             model.prediction,
@@ -556,8 +577,8 @@ class Estimator:
             limited = itertools.islice(batches.after(first), num_steps)
             if step.mode == ModeKeys.PREDICT:
                 first, limited = (first[0], None), ((features, None) for features, _ in limited)
-            traced(spec := step.prepare(first))
-            session = Session(step, spec, model.checkpoints, self._model_dir)
+            traced(step.prepare(first))
+            session = Session(model, step)
             step.reset()
 
             def run(batch: tuple[Any, Any]) -> Any:
@@ -606,17 +627,10 @@ class Estimator:
         )
 
 
-def _train_there(
-    estimator: Estimator,
-    input_fn: InputFunction,
-    hooks: Sequence[SessionRunHook] | None,
-    steps: int | None,
-    max_steps: int | None,
-    saving_listeners: Sequence[CheckpointSaverListener] | None,
-) -> None:
+def _train_there(estimator: Estimator, *arguments: Any) -> None:
     """Trains on one task of a remote cluster."""
     if estimator.config.task_type != "evaluator":
-        estimator.train(input_fn, hooks, steps, max_steps, saving_listeners)
+        estimator.train(*arguments)
         close_strategies()
 
 

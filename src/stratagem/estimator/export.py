@@ -189,13 +189,10 @@ class ServingInputReceiver:
     def __post_init__(self) -> None:
         alternatives = self.receiver_tensors_alternatives
         check_unsupported("receiver_tensors_alternatives", alternatives or None)
+        wanted = "keras.Input(...) or jax.ShapeDtypeStruct(...), without values"
         for value in jax.tree.leaves((self.features, self._named)):
-            check_type(
-                "ServingInputReceiver's input",
-                value,
-                keras.KerasTensor | jax.ShapeDtypeStruct,
-                "keras.Input(...) or jax.ShapeDtypeStruct(...), without values",
-            )
+            kind = keras.KerasTensor | jax.ShapeDtypeStruct
+            check_type("An input of ServingInputReceiver", value, kind, wanted)
 
     @property
     def inputs(self) -> dict[str, InputSpec]:
@@ -222,31 +219,23 @@ class ServingInputReceiver:
         Raises:
             ValueError: if a feature is neither an input nor computed from inputs.
         """
-        of_input = {id(one): values[name] for name, one in self._named.items()}
+        inputs = list(self._named.values())
+        given = [values[name] for name in self._named]
+        found = dict(zip(map(id, inputs), given, strict=True))
         features, structure = jax.tree.flatten(self.features)
-        computed = [one for one in features if id(one) not in of_input]
-        found = dict(of_input)
-        if computed:
-            found |= zip(map(id, computed), self._compute(computed, values), strict=True)
-        return jax.tree.unflatten(structure, [found[id(one)] for one in features])
-
-    def _compute(self, features: list[Any], values: Mapping[str, Any]) -> list[Any]:
-        named = self._named
-        are_symbolic = all(
-            isinstance(one, keras.KerasTensor) for one in (*named.values(), *features)
-        )
+        computed = [one for one in features if id(one) not in found]
+        if not computed:
+            return jax.tree.unflatten(structure, [found[id(one)] for one in features])
         try:
-            if not are_symbolic:
+            if any(isinstance(one, jax.ShapeDtypeStruct) for one in (*inputs, *computed)):
                 raise ValueError("a feature is not an input.")
-            function = keras.Function(list(named.values()), features)
+            function = keras.Function(inputs, computed)
         except ValueError as error:
-            raise invalid(
-                f"Features cannot be computed from the receiver_tensors: {error}",
-                "features that are receiver_tensors or Keras operations on them.",
-                "use the objects of receiver_tensors in features.",
+            raise ValueError(
+                f"Features cannot be computed by Keras from the receiver_tensors: {error}"
             ) from error
-        outputs: list[Any] = jax.tree.leaves(function([values[name] for name in named]))
-        return outputs
+        found |= zip(map(id, computed), jax.tree.leaves(function(given)), strict=True)
+        return jax.tree.unflatten(structure, [found[id(one)] for one in features])
 
 
 def build_raw_serving_input_receiver_fn(
@@ -324,9 +313,8 @@ class Signature:
         return {name: np.asarray(value) for name, value in outputs.items()}
 
 
-def write_signatures(folder: Path, signatures: Iterable[Signature], *, as_text: bool) -> None:
-    """Writes the functions of an exported model."""
-    _load_serialization()
+def _write_signatures(folder: Path, signatures: Iterable[Signature], *, as_text: bool) -> None:
+    load("flatbuffers", needed_by="An exported model", install="'stratagem[checkpoint]'")
     described: dict[str, Any] = {}
     for number, one in enumerate(signatures):
         file = f"function_{number}"
@@ -341,11 +329,6 @@ def write_signatures(folder: Path, signatures: Iterable[Signature], *, as_text: 
         }
     text = json.dumps({"format": _FORMAT, "signatures": described}, indent=1)
     (folder / _SIGNATURES_FILE).write_text(text)
-
-
-def _load_serialization() -> None:
-    """Loads the package that JAX serializes exported functions with."""
-    load("flatbuffers", needed_by="An exported model", install="'stratagem[checkpoint]'")
 
 
 class ExportedModel(dict[str, Signature]):
@@ -404,7 +387,7 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
         raise ValueError(
             f"{folder} contains no exported model: pass the path that export_saved_model returned."
         )
-    _load_serialization()
+    load("flatbuffers", needed_by="An exported model", install="'stratagem[checkpoint]'")
     described = json.loads(file.read_text())
     if described["format"] != _FORMAT:
         raise ValueError(
@@ -487,7 +470,7 @@ def export_prediction(
     Checkpoint(**{VARIABLES: named}).write(os.path.join(folder, VARIABLES_FOLDER))
 
     def finish() -> str:
-        write_signatures(Path(folder), signatures, as_text=as_text)
+        _write_signatures(Path(folder), signatures, as_text=as_text)
         for target, source in assets.items():
             path = Path(folder, _ASSETS_FOLDER, target)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -502,12 +485,8 @@ def export_prediction(
 def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
     outputs = spec.export_outputs or {DEFAULT_SIGNATURE: PredictOutput(spec.predictions)}
     for name, output in outputs.items():
-        check_type(
-            f"export_outputs[{name!r}]",
-            output,
-            ExportOutput,
-            "a PredictOutput, ClassificationOutput or RegressionOutput",
-        )
+        wanted = "a PredictOutput, ClassificationOutput or RegressionOutput"
+        check_type(f"export_outputs[{name!r}]", output, ExportOutput, wanted)
     return dict(outputs)
 
 

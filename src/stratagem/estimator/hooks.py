@@ -178,8 +178,7 @@ class StopAtStepHook(SessionRunHook):
 
     def after_create_session(self, session: Session, coord: object) -> None:
         """Computes the last step."""
-        if self._last_step is None:
-            assert self._num_steps is not None
+        if self._num_steps is not None:
             self._last_step = session.global_step + self._num_steps
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:

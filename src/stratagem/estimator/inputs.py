@@ -52,8 +52,8 @@ def numpy_input_fn(
 
     Raises:
         TypeError: if `x` or `y` holds anything but NumPy arrays.
-        ValueError: if there is no data, lengths differ, a name is in both dicts, `shuffle` is
-            missing, or a number is below 1; when called, if there are more workers than examples.
+        ValueError: if there is no data, lengths differ, `shuffle` is missing, or a number is below
+            1; when called, if there are more workers than examples.
 
     Example:
         >>> x, y = {"a": np.arange(3)}, np.arange(3) * 2
@@ -64,9 +64,6 @@ def numpy_input_fn(
     Source: tensorflow/estimator numpy_io.py, numpy_input_fn.
     """
     del queue_capacity, num_threads
-    both = sorted(set(x) & set(y)) if isinstance(x, Mapping) and isinstance(y, Mapping) else []
-    if both:
-        raise ValueError(f"The names {both} are in both x and y: rename the labels.")
     return _input_fn(x, y, batch_size, num_epochs, shuffle)
 
 
@@ -93,15 +90,14 @@ def pandas_input_fn(
         shuffle: required: True or False.
         queue_capacity: ignored.
         num_threads: ignored.
-        target_column: a name for the labels of a `Series`, which no feature may have.
+        target_column: ignored; a `Series` of labels needs no name.
 
     Returns:
         A function to pass as `input_fn`.
 
     Raises:
         AttributeError: if `x` is not a data frame, or `y` is neither a data frame nor a series.
-        ValueError: if the indices of `x` and `y` differ, a feature has the name of the labels, or
-            as for `numpy_input_fn`.
+        ValueError: if the indices of `x` and `y` differ, or as for `numpy_input_fn`.
 
     Example:
         >>> from unittest import mock
@@ -114,21 +110,12 @@ def pandas_input_fn(
 
     Source: tensorflow/estimator pandas_io.py, pandas_input_fn.
     """
-    del queue_capacity, num_threads
+    del queue_capacity, num_threads, target_column
     features, labels = _columns(x), None
     if y is not None:
-        is_frame = hasattr(y, "columns")
-        labels = _columns(y) if is_frame else y.to_numpy()
-        if not is_frame and target_column in x.columns:
-            raise ValueError(
-                f"x has a column {target_column!r}, the name of the labels: remove it."
-            )
+        labels = _columns(y) if hasattr(y, "columns") else y.to_numpy()
         if not np.array_equal(x.index, y.index):
-            raise invalid(
-                f"x and y have different indices: {x.index!r} and {y.index!r}.",
-                "the same rows in the same order.",
-                "reorder the labels with y = y.loc[x.index].",
-            )
+            raise ValueError("x and y have different indices: reorder y with y.loc[x.index].")
     return _input_fn(features, labels, batch_size, num_epochs, shuffle)
 
 

@@ -50,10 +50,9 @@ def inputs_of(model: keras.Model, features: object) -> Any:
     if isinstance(structure, Mapping):
         return _chosen(features, "features", list(structure), "inputs")
     names = [tensor.name for tensor in jax.tree.leaves(structure)]
-    if len(names) == len(features) == 1:
-        chosen = list(features.values())
-    else:
-        chosen = list(_chosen(features, "features", names, "inputs").values())
+    if not len(names) == len(features) == 1:  # a sole one may have any name
+        features = _chosen(features, "features", names, "inputs")
+    chosen = list(features.values())
     return chosen if isinstance(structure, Sequence) else chosen[0]
 
 

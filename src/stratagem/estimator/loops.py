@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import importlib.util
-import itertools
 import json
 import logging
 import os
@@ -50,6 +49,7 @@ from stratagem.estimator.steps import (
     PredictionStep,
     TrainingStep,
     VariableStore,
+    latest_checkpoint,
     spec_hooks,
     tensors_of,
 )
@@ -124,14 +124,10 @@ class TrainingRole:
     counts_all = False
 
     def __init__(self, strategy: Strategy) -> None:
+        topology = strategy.topology
         self._strategy = strategy
         self.is_chief = is_first()
-
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that train."""
-        topology = self._strategy.topology
-        return topology.num_replicas // topology.num_local_replicas
+        self.num_workers = topology.num_replicas // topology.num_local_replicas
 
     def wait(self, limit_s: float) -> None:
         """Waits until the chief creates the variables. Call before the model function."""
@@ -166,15 +162,10 @@ class IndependentWorkerRole(TrainingRole):
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
-        worker, self._num_workers = strategy.executor.worker
+        worker, self.num_workers = strategy.executor.worker
         self.is_chief = self.saves = worker == 0
         self._cluster: Any = strategy.cluster
         self._number = 0
-
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that train."""
-        return self._num_workers
 
     def batches(self, input_fn: InputFunction) -> Any:
         """Returns the batches of this worker's data shard."""
@@ -224,22 +215,18 @@ def training_hooks(
         on_all.append(LoggingTensorHook(values, every_n_iter=every_steps))
         on_all.append(StepCounterHook(every_steps, output_dir=config.model_dir))
     savers = [hook for hook in (*on_all, *on_chief) if isinstance(hook, CheckpointSaverHook)]
+    # 0 disables checkpoints, like None.
+    when = config.save_checkpoints_secs or None, config.save_checkpoints_steps or None
+    if not savers and role.saves and any(when):
+        savers = [CheckpointSaverHook(config.model_dir or "", *when, scaffold=spec.scaffold)]
+        on_chief = [*savers, *on_chief]
     if savers:
         savers[0].add_listeners(listeners)
-        return [*on_chief, *on_all]
-    # 0 disables checkpoints, like None.
-    secs, steps = config.save_checkpoints_secs or None, config.save_checkpoints_steps or None
-    if listeners and role.saves and secs is None and steps is None:
+    elif listeners and role.saves:
         raise ValueError(
             "saving_listeners are set, but the RunConfig disables checkpoints: set "
             "save_checkpoints_steps or save_checkpoints_secs."
         )
-    if role.saves and (secs is not None or steps is not None):
-        folder = config.model_dir or ""
-        saver = CheckpointSaverHook(
-            folder, secs, steps, scaffold=spec.scaffold, listeners=listeners
-        )
-        return [saver, *on_chief, *on_all]
     return [*on_chief, *on_all]
 
 
@@ -253,27 +240,18 @@ class Session:
     """Training, evaluation or prediction loop, as hooks see it.
 
     `global_step` counts the steps trained, including the last finished one. `summary_writer` writes
-    to `model_dir`; it is None except on the chief. `role` is None outside training.
+    to `model_dir`; it is None except on the chief.
     """
 
-    def __init__(
-        self,
-        step: ModelStep,
-        spec: EstimatorSpec,
-        checkpoints: ModelCheckpoints,
-        model_dir: str,
-        summary_writer: object = None,
-        role: TrainingRole | None = None,
-    ) -> None:
-        self.mode = step.mode
-        self.model_dir = model_dir
-        self._role = TrainingRole(step.strategy) if role is None else role
+    def __init__(self, model: DistributedModel, step: ModelStep, writer: object = None) -> None:
+        assert step.spec is not None
+        self.mode, self.spec, self.model_dir = step.mode, step.spec, model.model_dir
+        self._role = model.role if step is model.training else TrainingRole(model.strategy)
         self.is_chief = self._role.is_chief
         self.num_workers = self._role.num_workers
         self._step = step
-        self.spec = spec
-        self._checkpoints = checkpoints
-        self.summary_writer: Any = summary_writer
+        self._checkpoints = model.checkpoints
+        self.summary_writer: Any = writer
         self.global_step = 0
         self._values: dict[str, Any] | None = None
         self.read_global_step()
@@ -292,7 +270,9 @@ class Session:
 
     def save_checkpoint(self) -> str:
         """Saves all variables and returns the path. Call on every process."""
-        return self._checkpoints.save() if self._role.saves else self._checkpoints.latest or ""
+        if self._role.saves:
+            return self._checkpoints.save()
+        return latest_checkpoint(self.model_dir) or ""
 
     def run(self, fetches: object) -> Any:
         """Returns values of the last finished step, waiting for it if necessary."""
@@ -336,7 +316,6 @@ def hooked_steps(
     hooks: Sequence[SessionRunHook],
     batches: Iterable[_Batch],
     step: Callable[[_Batch], _Values],
-    *,
     initialize: Callable[[], bool],
     finish: Callable[[], object] = lambda: None,
 ) -> Iterator[_Values]:
@@ -440,11 +419,7 @@ class ScheduledBatches:
             strategy, DatasetCreator(input_fn), "Estimator.train", 1, adds_up=adds_up
         )
         self._assigner = self._data.batches()
-
-    @property
-    def source(self) -> Any:
-        """Placeholder for a worker's batches in a scheduled function."""
-        return self._assigner.source
+        self.source: Any = self._assigner.source  # stands for a worker's batches
 
     def first(self) -> tuple[Any, Any]:
         """Returns the first batch, which determines all shapes."""
@@ -492,20 +467,12 @@ class CoordinatorRole(TrainingRole):
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy)
-        self._strategy = strategy
         self._function: _WorkerStep | None = None
         self._source: Any = None
         self._in_flight: collections.deque[list[RemoteValue]] = collections.deque()
         self._values: Any = None
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers that train."""
-        return self._coordinator.num_workers
-
-    @property
-    def _coordinator(self) -> ClusterCoordinator:
-        return ClusterCoordinator(self._strategy)
+        self._coordinator = ClusterCoordinator(strategy)
+        self.num_workers = self._coordinator.num_workers
 
     def batches(self, input_fn: InputFunction) -> ScheduledBatches:
         """Returns the batches that workers read."""
@@ -553,7 +520,7 @@ class DistributedModel:
     def __init__(
         self, function: ModelFunction, strategy: Strategy, model_dir: str, config: RunConfig
     ) -> None:
-        self.strategy = strategy
+        self.strategy, self.model_dir = strategy, model_dir
         self.store = store = VariableStore(strategy)
         self.role = training_role(strategy)
         self.checkpoints = ModelCheckpoints(store, model_dir, config)
@@ -569,62 +536,3 @@ def training_role(strategy: Strategy) -> TrainingRole:
     if strategy.executor.schedules:
         return CoordinatorRole(strategy)
     return IndependentWorkerRole(strategy)
-
-
-def train(
-    model: DistributedModel,
-    batches: ModelBatches | ScheduledBatches,
-    config: RunConfig,
-    *,
-    initialize: Callable[[], bool],
-    make_hooks: Callable[[EstimatorSpec], Sequence[SessionRunHook]],
-    last_step: Callable[[int], int | None],
-) -> None:
-    """Trains until the data or the steps run out, or a hook requests a stop.
-
-    `initialize` sets the variables and returns True if they come from a checkpoint. `last_step`
-    maps the first global step to the last one, or None if unlimited.
-    """
-    folder, role, training = config.model_dir or "", model.role, model.training
-    summaries = TrainingSummaries(folder, config.save_summary_steps if role.saves else None)
-    with contextlib.closing(batches), summaries.written():
-        first = batches.first()
-        role.wait(config.session_creation_timeout_secs)
-        spec = training.prepare(first)
-        session = Session(training, spec, model.checkpoints, folder, summaries.writer, role)
-
-        def limited() -> Iterator[Any]:
-            steps = _steps_until(last_step(session.global_step), session)
-            # zip reads the batch last, so no batch is consumed without being trained on.
-            for _, batch in zip(steps, batches.after(first), strict=False):
-                yield batch
-
-        def step(batch: Any) -> None:
-            model.checkpoints.forget()
-            with summaries.of_step(session.global_step + 1):
-                values = role.run(training, batch)
-            session.finish_step(values, num_trained=1)
-
-        def finish() -> None:
-            if (values := role.finish()) is not None:
-                session.finish_step(values)
-                session.read_global_step()
-
-        for _ in hooked_steps(
-            session,
-            make_hooks(spec),
-            limited(),
-            step,
-            initialize=lambda: role.begin(initialize),
-            finish=finish,
-        ):
-            pass
-
-
-def _steps_until(end: int | None, session: Session) -> Iterator[None]:
-    """Yields once per step before `end`; other workers may also count steps."""
-    start = session.global_step
-    for num_steps in itertools.count():
-        if end is not None and max(session.global_step, start + num_steps) >= end:
-            return
-        yield

@@ -69,17 +69,6 @@ def check_strategy(name: str, strategy: object) -> None:
 
 # Task of this process in the `TF_CONFIG` cluster, as an Estimator uses it.
 
-# Attributes of a process outside the training cluster.
-_NO_CLUSTER: Final = {
-    "cluster_spec": ClusterSpec({}),
-    "task_type": "worker",
-    "task_id": 0,
-    "is_chief": False,
-    "master": "",
-    "num_ps_replicas": 0,
-    "num_worker_replicas": 0,
-}
-
 
 def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
     """Reads this process's task from `TF_CONFIG`, as TensorFlow's run_config.py does."""
@@ -87,10 +76,9 @@ def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
     spec, task_type, task_id = resolver.cluster_spec(), resolver.task_type, resolver.task_id
     if not spec:
         if (task_type or "worker", task_id or 0) != ("worker", 0):
-            raise invalid(
-                f"TF_CONFIG has task type {task_type!r} and index {task_id!r} but no cluster.",
-                "worker 0 or no task when there is no cluster.",
-                'add "cluster" to TF_CONFIG, or remove "task".',
+            raise ValueError(
+                f"TF_CONFIG has task type {task_type!r} and index {task_id!r} but no cluster: add "
+                '"cluster" to it, or remove "task".'
             )
         master = str(tf_config().get("session_master", ""))
         return {"master": master, "num_worker_replicas": 1, "is_chief": True}
@@ -102,10 +90,9 @@ def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
             code="SG902",
         )
     if task_type is None or task_id is None:
-        raise invalid(
-            f"The cluster is known, but its task has type {task_type!r} and index {task_id!r}.",
-            "a task type and index for this process in TF_CONFIG.",
-            'add "task": {"type": "worker", "index": 0}, for example.',
+        raise ValueError(
+            f"The cluster is known, but its task has type {task_type!r} and index {task_id!r}: "
+            'add "task": {"type": "worker", "index": 0} to TF_CONFIG, for example.'
         )
     check_cluster(spec, task_type, task_id)
     task = {"task_type": task_type, "task_id": task_id}
@@ -125,6 +112,7 @@ _DEFAULT_SAVE_SECS: Final = 600
 
 # Tells "not passed" from None, since passing one interval disables the other.
 _UNSET: Any = object()
+_EMPTY: Final = ClusterSpec({})
 
 _COUNTS: Final = (
     "save_summary_steps",
@@ -204,33 +192,16 @@ class RunConfig:
     experimental_max_worker_delay_secs: int | None = None
     session_creation_timeout_secs: float = 7200
     checkpoint_save_graph_def: bool = True
-    cluster_spec: ClusterSpec = dataclasses.field(init=False, repr=False)
-    task_type: str = dataclasses.field(init=False, repr=False)
-    task_id: int = dataclasses.field(init=False, repr=False)
-    is_chief: bool = dataclasses.field(init=False, repr=False)
-    master: str = dataclasses.field(init=False, repr=False)
-    num_ps_replicas: int = dataclasses.field(init=False, repr=False)
-    num_worker_replicas: int = dataclasses.field(init=False, repr=False)
+    # Values of a process outside the training cluster.
+    cluster_spec: ClusterSpec = dataclasses.field(default=_EMPTY, init=False, repr=False)
+    task_type: str = dataclasses.field(default="worker", init=False, repr=False)
+    task_id: int = dataclasses.field(default=0, init=False, repr=False)
+    is_chief: bool = dataclasses.field(default=False, init=False, repr=False)
+    master: str = dataclasses.field(default="", init=False, repr=False)
+    num_ps_replicas: int = dataclasses.field(default=0, init=False, repr=False)
+    num_worker_replicas: int = dataclasses.field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._choose_folder()
-        self._choose_when_to_save()
-        self._check_settings()
-        self._choose_strategies()
-        is_distributed = (self.train_distribute, self.eval_distribute) != (None, None)
-        task = _cluster_task(needs_chief=not (is_distributed or self.experimental_distribute))
-        for name, value in {**_NO_CLUSTER, **task}.items():
-            object.__setattr__(self, name, value)
-        both = self.experimental_distribute
-        if both is not None and both.remote_cluster is not None and self.cluster_spec:
-            raise invalid(
-                "remote_cluster is set, but TF_CONFIG makes this process a task of "
-                f"{self.cluster_spec!r}.",
-                "a process that is either a client or a task of a cluster.",
-                "unset TF_CONFIG in the client, or remove remote_cluster.",
-            )
-
-    def _choose_folder(self) -> None:
         given = (self.model_dir, tf_config().get("model_dir"))
         folders = {checked_folder("model_dir", one) for one in given if one is not None}
         if len(folders) > 1:
@@ -238,6 +209,19 @@ class RunConfig:
                 f"model_dir is {given[0]!r} in RunConfig and {given[1]!r} in TF_CONFIG: remove one."
             )
         object.__setattr__(self, "model_dir", folders.pop() if folders else None)
+        self._choose_when_to_save()
+        self._check_settings()
+        self._choose_strategies()
+        is_distributed = (self.train_distribute, self.eval_distribute) != (None, None)
+        task = _cluster_task(needs_chief=not (is_distributed or self.experimental_distribute))
+        for name, value in task.items():
+            object.__setattr__(self, name, value)
+        both = self.experimental_distribute
+        if both is not None and both.remote_cluster is not None and self.cluster_spec:
+            raise ValueError(
+                "remote_cluster is set, but TF_CONFIG makes this process a task of "
+                f"{self.cluster_spec!r}: unset TF_CONFIG in the client, or remove remote_cluster."
+            )
 
     def _choose_when_to_save(self) -> None:
         steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
@@ -358,13 +342,7 @@ def resolve_strategy(factory: Strategy | Callable[[], Any] | None) -> Strategy |
         return factory
     if factory not in _strategies:
         strategy = factory()
-        check_type(
-            f"The result of {factory!r}",
-            strategy,
-            Strategy,
-            "a strategy",
-            fix="pass a strategy class, or lambda: sg.MirroredStrategy().",
-        )
+        check_type(f"The result of {factory!r}", strategy, Strategy, "a strategy")
         _strategies[factory] = strategy
         atexit.unregister(_close_at_exit)
         atexit.register(_close_at_exit)  # runs before the strategy's own exit handlers

@@ -119,14 +119,9 @@ class Scaffold:
         init_fn: Callable[[Scaffold, Session], Any] | None = None,
         saver: Any = None,
     ) -> None:
-        # Now and not at the first save, which may be minutes of training away.
-        check_type(
-            "saver",
-            saver,
-            lambda one: one is None or callable(getattr(one, "save", None)),
-            "an object whose save(session) returns a path",
-            fix="omit saver: the session then saves all variables.",
-        )
+        if saver is not None:  # now, and not minutes of training later
+            wanted = "an object whose save(session) returns a path, or None"
+            check_type("saver", saver, lambda one: callable(getattr(one, "save", None)), wanted)
         self._init_fn = init_fn
         self.saver = saver
 
@@ -194,8 +189,7 @@ def minimize(optimizer: object, loss: object, var_list: Sequence[Any] | None = N
     """
     check_type("optimizer", optimizer, keras.optimizers.Optimizer, "a Keras optimizer")
     variables = None if var_list is None else tuple(var_list)
-    compute: Callable[[], Any] | None = loss if callable(loss) else None
-    return Minimize(optimizer, loss if compute is None else compute(), variables)
+    return Minimize(optimizer, loss() if callable(loss) else loss, variables)
 
 
 def as_train_ops(train_op: object, loss: object) -> list[Minimize]:
@@ -306,10 +300,8 @@ class EstimatorSpec:
         check_choice("EstimatorSpec", _REQUIRED, mode=self.mode)
         for name in _REQUIRED[self.mode]:
             if getattr(self, name) is None:
-                raise invalid(
-                    f"The EstimatorSpec for mode {self.mode!r} has no {name}.",
-                    f"the arguments {list(_REQUIRED[self.mode])}.",
-                    f"pass {name}=... when mode is {self.mode!r}.",
+                raise ValueError(
+                    f"The EstimatorSpec for mode {self.mode!r} has no {name}: pass it."
                 )
         check_type("loss", self.loss, _ARRAY | None, "a scalar")
         if self.loss is not None and np.size(self.loss) != 1:
@@ -320,49 +312,36 @@ class EstimatorSpec:
             )
         check_type("scaffold", self.scaffold, Scaffold | None, "a Scaffold")
         metrics, outputs = self.eval_metric_ops, self.export_outputs
+        given = {} if self.predictions is None else self.predictions
+        for name, value in (given if isinstance(given, Mapping) else {"": given}).items():
+            check_type(f"predictions[{name!r}]", value, _ARRAY, "an array")
         wanted = "a dict from names to Keras metrics"
         check_type("eval_metric_ops", metrics, Mapping | None, wanted)
         check_type("export_outputs", outputs, Mapping | None, "a dict from signatures to outputs")
+        if outputs and DEFAULT_SIGNATURE not in outputs:
+            if len(outputs) > 1:
+                raise ValueError(
+                    f"export_outputs has the signatures {sorted(outputs)} without a default: add "
+                    f"one of them again under the name {DEFAULT_SIGNATURE!r}."
+                )
+            outputs = {DEFAULT_SIGNATURE: next(iter(outputs.values())), **outputs}
         checked: dict[str, Any] = {
-            "predictions": self._checked_predictions(),
+            "predictions": dict(given) if isinstance(given, Mapping) else given,
             "loss": None if self.loss is None else jnp.reshape(self.loss, ()),
             "eval_metric_ops": dict(metrics or {}),
-            "export_outputs": _with_default(outputs),
+            "export_outputs": None if outputs is None else dict(outputs),
         }
         for name, metric in checked["eval_metric_ops"].items():
             wanted = "a Keras metric that was updated"
             check_type(f"eval_metric_ops[{name!r}]", metric, keras.metrics.Metric, wanted)
-        is_several = isinstance(self.train_op, list | tuple) and self.train_op
-        for update in self.train_op if is_several else [self.train_op]:
+        several = isinstance(self.train_op, list | tuple) and self.train_op
+        for update in several or [self.train_op]:
             wanted = "the result of sg.estimator.minimize or a Keras optimizer"
             check_type("train_op", update, keras.optimizers.Optimizer | Minimize | None, wanted)
         for name in _HOOKS:
             checked[name] = check_instances(name, getattr(self, name), SessionRunHook)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-    def _checked_predictions(self) -> Any:
-        given = self.predictions
-        if given is None and self.mode != ModeKeys.PREDICT:
-            return {}
-        if not isinstance(given, Mapping):
-            check_type("predictions", given, _ARRAY, "an array")
-            return given
-        for name, value in given.items():
-            check_type(f"predictions[{name!r}]", value, _ARRAY, "an array")
-        return dict(given)
-
-
-def _with_default(outputs: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if not outputs:
-        return None if outputs is None else {}
-    if len(outputs) > 1 and DEFAULT_SIGNATURE not in outputs:
-        raise ValueError(
-            f"export_outputs has the signatures {sorted(outputs)} without a default: add one of "
-            f"them again under the name {DEFAULT_SIGNATURE!r}."
-        )
-    first = next(iter(outputs.values()))
-    return {DEFAULT_SIGNATURE: first, **outputs} if len(outputs) == 1 else dict(outputs)
 
 
 # Validated calls of a user's model function.
@@ -394,14 +373,8 @@ class ModelFunction:
         values = (features, labels, mode, self._params, self._config)
         known: dict[str, Any] = dict(zip(_KNOWN, values, strict=True))
         spec = self.function(**{name: known[name] for name in self._takes})
-        check_type(
-            "The result of model_fn",
-            spec,
-            EstimatorSpec,
-            "an EstimatorSpec",
-            fix="end each branch with return sg.estimator.EstimatorSpec(mode, ...).",
-            error=ValueError,
-        )
+        wanted = "an sg.estimator.EstimatorSpec"
+        check_type("The result of model_fn", spec, EstimatorSpec, wanted, error=ValueError)
         return spec
 
     def _require(self, name: str, why: str) -> None:
@@ -409,8 +382,7 @@ class ModelFunction:
             raise invalid(
                 f"model_fn takes {list(self._takes)} but not `{name}`, which {why}.",
                 f"an argument named `{name}`.",
-                "write def model_fn(features, labels, mode, params), or leave out what it is not "
-                "to get.",
+                "write def model_fn(features, labels, mode, params).",
             )
 
 

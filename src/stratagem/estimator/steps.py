@@ -49,22 +49,16 @@ from stratagem.variables.registry import VariableKind, home_of
 if TYPE_CHECKING:
     from stratagem.estimator.run_config import RunConfig
     from stratagem.strategies.strategy import Strategy
-    from stratagem.variables.registry import Home
 
 
 # Variable store of a model function: reuses variables by creation order across calls.
 
 GLOBAL_STEP = "global_step"
 
-# Eager replicas run in threads, each with a copy of this context.
-_current: contextvars.ContextVar[VariableStore | None] = contextvars.ContextVar(
+# Store of the model function being called. Eager replicas run in threads, each with a copy.
+current_store: contextvars.ContextVar[VariableStore | None] = contextvars.ContextVar(
     "variable_store", default=None
 )
-
-
-def current_store() -> VariableStore | None:
-    """Returns the store of the model function being called, or None outside one."""
-    return _current.get()
 
 
 class VariableStore:
@@ -90,12 +84,12 @@ class VariableStore:
         """
         variables = self._modes.setdefault(mode, _ModeVariables(mode))
         source = _CallVariables(self, variables)
-        token = _current.set(self)
+        token = current_store.set(self)
         try:
             with fresh_names(), variables_from(source):
                 yield
         finally:
-            _current.reset(token)
+            current_store.reset(token)
         source.end()
 
     def consistent_reads(self) -> contextlib.AbstractContextManager[None]:
@@ -185,9 +179,7 @@ class _CallVariables:
             raise _different(
                 f"Variable {name!r} has shape {request.shape} and dtype {request.dtype} in mode "
                 f"{mode.name!r}, but shape {tuple(found.shape)} and dtype {found.dtype} in another "
-                "mode.",
-                expected="the same shape and dtype for a path in all modes.",
-                fix="give the different layers different names.",
+                "mode: different layers need different names."
             )
         self._take(request, found)
         return found
@@ -219,13 +211,14 @@ def _name(path: str, number: int) -> str:
     return path if number == 1 else f"{path}#{number}"
 
 
-def _different(
-    received: str,
-    expected: str = "the same variables in the same order in every call of a mode.",
-    fix: str = "create layers, optimizers and metrics unconditionally in each call of the model "
-    "function; or build them outside it, in the strategy's scope.",
-) -> ValueError:
-    return invalid(received, expected=expected, fix=fix, code="SG901")
+def _different(received: str) -> ValueError:
+    return invalid(
+        received,
+        expected="the same variables in the same order in every call of a mode.",
+        fix="create layers, optimizers and metrics unconditionally in each call of the model "
+        "function; or build them outside it, in the strategy's scope.",
+        code="SG901",
+    )
 
 
 # Checkpoints of an Estimator: saving, restoring and reading of variables.
@@ -256,7 +249,9 @@ class ModelCheckpoints:
     def save(self) -> str:
         """Saves all variables unless a checkpoint has these values. Call on every process."""
         path, count = self._values
-        if path is not None and count == len(self._store.named) and self._is_of_series(path):
+        name = f"{CHECKPOINT_NAME}-{int(self._store.global_step)}"
+        next_path, is_all = Path(self._folder, name).absolute(), count == len(self._store.named)
+        if path is not None and is_all and Path(path).absolute() == next_path:
             return path
         hours = self._config.keep_checkpoint_every_n_hours
         manager = CheckpointManager(
@@ -273,11 +268,6 @@ class ModelCheckpoints:
         self._values = (path, len(self._store.named))
         return path
 
-    @property
-    def latest(self) -> str | None:
-        """Path of the newest checkpoint in the folder, or None."""
-        return latest_checkpoint(self._folder)
-
     def restore(self, path: str) -> None:
         """Restores all variables unless they already have these values. Call on every process."""
         count = len(self._store.named)
@@ -293,11 +283,6 @@ class ModelCheckpoints:
         """Marks the variables as changed since the last checkpoint."""
         self._values = (None, 0)
         self.is_initial = False
-
-    def _is_of_series(self, path: str) -> bool:
-        """Returns True if the next save would write this path."""
-        name = f"{CHECKPOINT_NAME}-{int(self._store.global_step)}"
-        return Path(path).absolute() == (Path(self._folder) / name).absolute()
 
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(**{VARIABLES: self._store.named})
@@ -340,10 +325,10 @@ def _entries(path: str) -> tuple[dict[str, Any], str, list[str]]:
 
 def spec_hooks(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:
     """Returns a spec's hooks for a mode, the chief's hooks last."""
-    groups: dict[str, Sequence[Any] | None] = {"eval": spec.evaluation_hooks}
-    groups["infer"] = spec.prediction_hooks
-    groups["train"] = (*(spec.training_hooks or ()), *(spec.training_chief_hooks or ()))
-    return tuple(groups[mode] or ())
+    if mode == ModeKeys.TRAIN:
+        return (*(spec.training_hooks or ()), *(spec.training_chief_hooks or ()))
+    hooks = spec.evaluation_hooks if mode == ModeKeys.EVAL else spec.prediction_hooks
+    return tuple(hooks or ())
 
 
 def tensors_of(hook: SessionRunHook) -> Mapping[str, Any]:
@@ -560,10 +545,6 @@ class _UpdatePlan:
     losses: list[list[int]]
     optimizers: list[Any]
 
-    def of_loss(self, ops: list[int]) -> list[Any]:
-        """Returns the distinct variables of some updates."""
-        return _distinct(variable for op in ops for variable in self.variables[op])
-
 
 class TrainingStep(ModelStep):
     """Computes `spec.train_op` on each replica, with gradients averaged over replicas.
@@ -623,9 +604,10 @@ class TrainingStep(ModelStep):
         ]
         for variable in used:
             home = home_of(variable)
-            is_own = variable is not self.store.global_step
-            if is_own and home is not None and not _is_of_metric(home):
-                self.store.register(variable)
+            if variable is self.store.global_step or home is None:
+                continue
+            if not (home.kind is VariableKind.ON_READ and home.aggregation.name == "SUM"):
+                self.store.register(variable)  # all but those of metrics
         return _distinct(variable for variable in [*created, *used] if variable.trainable)
 
     def _train(self, plan: _UpdatePlan, features: object, labels: object) -> Any:
@@ -673,15 +655,11 @@ class TrainingStep(ModelStep):
             op = ops[group[0]]
             return op.optimizer.scale_loss(jnp.reshape(op.loss, ())), values
 
-        variables = plan.of_loss(group)
+        variables = _distinct(variable for op in group for variable in plan.variables[op])
         (_, values), grads = value_and_grad(scaled_loss, variables, has_aux=True)
         by_id = {id(v): grad for v, grad in zip(variables, grads, strict=True)}
         of_ops = {op: [by_id[id(variable)] for variable in plan.variables[op]] for op in group}
         return of_ops, found[-1], values
-
-
-def _is_of_metric(home: Home) -> bool:
-    return home.kind is VariableKind.ON_READ and home.aggregation.name == "SUM"
 
 
 def _distinct(variables: Iterable[keras.Variable]) -> list[Any]:

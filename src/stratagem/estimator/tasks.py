@@ -97,14 +97,11 @@ class _ServingExporter(Exporter):
         exports_to_keep: int | None = 5,
     ) -> None:
         check_number(type(self).__name__, or_none=True, exports_to_keep=exports_to_keep)
-        receiver_fn: Any = serving_input_receiver_fn
-        if receiver_fn is not None:  # now, and not hours of training later
-            wanted = (
-                "the result of build_raw_serving_input_receiver_fn(features), or such a function"
-            )
-            check_type("serving_input_receiver_fn", receiver_fn, callable, wanted)
+        if serving_input_receiver_fn is not None:  # now, and not hours of training later
+            wanted = "a function, as build_raw_serving_input_receiver_fn(features) returns"
+            check_type("serving_input_receiver_fn", serving_input_receiver_fn, callable, wanted)
+        self._receiver_fn: Any = serving_input_receiver_fn
         self._name = name
-        self._receiver_fn = receiver_fn
         self._options: dict[str, Any] = {"assets_extra": assets_extra, "as_text": as_text}
         self._exports_to_keep = exports_to_keep
 
@@ -352,8 +349,7 @@ class EvalSpec:
         check_type("name", self.name, str | None, "a string or None")
         check_number("EvalSpec", 0.0, start_delay_secs=self.start_delay_secs)
         check_number("EvalSpec", 0.0, throttle_secs=self.throttle_secs)
-        hooks = check_instances("hooks", self.hooks, SessionRunHook)
-        object.__setattr__(self, "hooks", hooks)
+        object.__setattr__(self, "hooks", check_instances("hooks", self.hooks, SessionRunHook))
         given = () if self.exporters is None else self.exporters
         exporters = tuple(given) if isinstance(given, Iterable) else (given,)
         for exporter in exporters:
@@ -401,18 +397,18 @@ class CheckpointEvaluator:
         if metrics["global_step"] < saved_step:
             raise self.missing(saved_step)
         limit, exporters = self.max_steps, cast(Iterable[Exporter], self.eval_spec.exporters)
-        self.is_final = limit is not None and metrics["global_step"] >= limit
+        is_final = limit is not None and metrics["global_step"] >= limit
         exports = [
             exporter.export(
                 estimator=self.estimator,
                 export_path=os.path.join(self.estimator.model_dir, "export", exporter.name),
                 checkpoint_path=checkpoint_path,
                 eval_result=metrics,
-                is_the_final_export=self.is_final,
+                is_the_final_export=is_final,
             )
             for exporter in exporters
         ]
-        self.done, self.results = checkpoint_path, (metrics, exports)
+        self.done, self.results, self.is_final = checkpoint_path, (metrics, exports), is_final
 
     def missing(self, step: int) -> RuntimeError:
         """Returns the error for a checkpoint that was saved but is not the folder's latest."""
@@ -456,9 +452,7 @@ class EvaluationListener(CheckpointSaverListener):
         if host.broadcast_object(is_due, name="whether to evaluate the checkpoint"):
             self._evaluate(global_step_value)
         else:
-            _logger.info(
-                "Skipping evaluation of the checkpoint of step %d: too soon.", global_step_value
-            )
+            _logger.info("Not evaluating the checkpoint of step %d yet.", global_step_value)
 
     def end(self, session: Session, global_step_value: int) -> None:
         """Evaluates the last checkpoint unless already done."""

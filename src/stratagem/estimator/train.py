@@ -65,7 +65,7 @@ def get_global_step() -> Any:
 
     Source: TF 2.21 training_util.py, get_global_step.
     """
-    store = current_store()
+    store = current_store.get()
     return _outside.get(get_strategy()) if store is None else store.global_step
 
 

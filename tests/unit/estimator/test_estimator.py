@@ -278,7 +278,9 @@ def changed(store, trained, renamed=None) -> list[str]:
 
 def test_all_that_is_trained_begins_with_the_values_of_a_folder(trained) -> None:
     store = store_of()
-    warm_start(store, trained.model_dir)
+    again = sg.estimator.Estimator(lambda features: None, warm_start_from=trained.model_dir)
+    assert again._warm_start == Settings(trained.model_dir)
+    warm_start(store, again._warm_start)
     assert changed(store, trained) == ["hidden/kernel", "output/kernel"]
 
 

@@ -217,7 +217,7 @@ def test_features_are_inputs_or_computed_of_them() -> None:
 def test_features_of_other_inputs_are_refused() -> None:
     values, x = {"x": np.ones((1, 2), "float32")}, keras.Input((2,))
     receiver = export.ServingInputReceiver(keras.Input((2,)), {"x": x})
-    with pytest.raises(ValueError, match="Features cannot be computed from the receiver_tensors"):
+    with pytest.raises(ValueError, match="Features cannot be computed by Keras"):
         receiver.features_of(values)
     receiver = export.ServingInputReceiver(jax.ShapeDtypeStruct((1, 2), "float32"), {"x": x})
     with pytest.raises(ValueError, match="receiver_tensors: a feature is not an input"):
@@ -240,7 +240,7 @@ def test_features_of_other_inputs_are_refused() -> None:
         (
             lambda _: export.ServingInputReceiver(np.ones(3), np.ones(3)),
             TypeError,
-            "ServingInputReceiver's input=",
+            "An input of ServingInputReceiver=",
         ),
         (
             lambda _: export.ServingInputReceiver(

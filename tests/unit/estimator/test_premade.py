@@ -429,7 +429,7 @@ MISUSES = [
     (lambda e: e.DNNLinearCombinedRegressor(), "There are 0 linear_feature_columns and 0 dnn"),
     (
         lambda e: e.DNNLinearCombinedRegressor(dnn_feature_columns=deep_columns()),
-        "and 2 dnn_feature_columns, with dnn_hidden_units=None",
+        "and 2 dnn_feature_columns with dnn_hidden_units=None",
     ),
     (lambda e: e.DNNClassifier([4], []), "feature_columns is empty"),
     (

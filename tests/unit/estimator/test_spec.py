@@ -91,7 +91,7 @@ WRONG_OF_SPEC = [
     ({"loss": "low"}, "loss='low' is of type str"),
     ({"loss": lambda: 0.5}, "loss=.* is of type function"),
     ({"predictions": {"p": "cat"}}, r"predictions\['p'\]='cat' is of type str"),
-    ({"predictions": [1, 2]}, r"predictions="),
+    ({"predictions": [1, 2]}, "is of type list"),
     ({"eval_metric_ops": [1]}, r"eval_metric_ops=\[1\] is of type list"),
     ({"eval_metric_ops": {"m": (1, 2)}}, r"eval_metric_ops\['m'\]="),
     ({"export_outputs": [1]}, r"export_outputs=\[1\] is of type list"),

@@ -222,11 +222,8 @@ def check_columns(feature_columns: Iterable[FeatureColumn] | FeatureColumn) -> l
     )
     wrong = [column for column in columns if not isinstance(column, FeatureColumn)]
     if wrong or not columns:
-        raise invalid(
-            f"feature_columns contains {wrong[0]!r}." if wrong else "feature_columns is empty.",
-            "columns created by sg.feature_column.",
-            "pass sg.feature_column.numeric_column(key), for example.",
-        )
+        given = f"contains {wrong[0]!r}" if wrong else "is empty"
+        raise ValueError(f"feature_columns {given}: pass columns of sg.feature_column.")
     ordered = sorted(columns, key=lambda column: column.name)
     for first, second in itertools.pairwise(ordered):
         if first.name == second.name:
@@ -431,10 +428,8 @@ class VocabularyCategoricalColumn(KeyedCategoricalColumn):
         words = [_as_word(value) for value in rows.ravel().tolist()]
         kind = type(_as_word(self.vocabulary[0]))
         if any(word is not None and type(word) is not kind for word in words):
-            raise invalid(
-                f"Feature {self.key!r} and its vocabulary have different types.",
-                f"{kind.__name__}, like {self.vocabulary[0]!r}.",
-                "convert the vocabulary to the type of the feature.",
+            raise ValueError(
+                f"Feature {self.key!r} and its vocabulary of {kind.__name__} have different types."
             )
         return [self._id_of(word) for word in words]
 

@@ -178,25 +178,21 @@ class PremadeEstimator(Estimator):
         column_groups = [part.columns for part in parts if part.columns]
         weights = () if head.weight_column is None else ((head.weight_column,),)
 
-        def encode(batch: object, mode: str) -> Any:
-            has_labels = isinstance(batch, tuple | list)
-            features, labels = batch if has_labels else (batch, None)
-            if mode == ModeKeys.PREDICT:
-                return encoded(features, column_groups)
-            if labels is None or isinstance(labels, Mapping):
-                raise invalid(
-                    f"input_fn returned labels of type {type(labels).__name__}.",
-                    "an array of labels in addition to the features.",
-                    "return (features, labels) from input_fn.",
-                )
-            return encoded(features, [*column_groups, *weights]), head.encode_labels(labels)
-
-        def encoded(features: Any, groups: Sequence[tuple[FeatureColumn, ...]]) -> dict[str, Any]:
-            values = encode_groups(features, groups)
-            if column_groups:
+        def encode(batch: Any, mode: str) -> Any:
+            features, labels = batch if isinstance(batch, tuple | list) else (batch, None)
+            predicts = mode == ModeKeys.PREDICT
+            values = encode_groups(features, [*column_groups, *(() if predicts else weights)])
+            if not column_groups:
+                num_examples = len(next(iter(features.values())))
+                values[_EXAMPLES] = np.arange(num_examples, dtype="float32")
+            if predicts:
                 return values
-            num_examples = len(next(iter(features.values())))
-            return {**values, _EXAMPLES: np.arange(num_examples, dtype="float32")}
+            if labels is None or isinstance(labels, Mapping):
+                raise ValueError(
+                    f"input_fn returned labels of type {type(labels).__name__}: return (features, "
+                    "labels), with an array of labels."
+                )
+            return values, head.encode_labels(labels)
 
         self._encode, self._decode = encode, head.decode
 
@@ -625,11 +621,9 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
     ) -> None:
         wide, deep = list(linear_feature_columns or ()), list(dnn_feature_columns or ())
         if not (wide or deep) or (deep and not dnn_hidden_units):
-            raise invalid(
+            raise ValueError(
                 f"There are {len(wide)} linear_feature_columns and {len(deep)} "
-                f"dnn_feature_columns, with dnn_hidden_units={dnn_hidden_units}.",
-                "columns of at least one part, and hidden units for a deep one.",
-                "pass dnn_hidden_units=[64, 32], for example.",
+                f"dnn_feature_columns with {dnn_hidden_units=}: pass columns, and units if deep."
             )
         parts: list[Part] = []
         if deep and dnn_hidden_units:

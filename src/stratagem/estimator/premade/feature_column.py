@@ -128,11 +128,9 @@ def numeric_column(
     is_default = default is None or len(default) in (1, math.prod(sizes))
     if min(sizes, default=1) < 1 or np.dtype(dtype).kind not in "iuf" or not is_default:
         raise invalid(
-            f"numeric_column({key!r}) received shape={sizes}, dtype={dtype!r} and "
-            f"default_value={default_value!r}.",
-            "positive integers, an integer or floating-point dtype, and one number or as many as "
-            "the shape has.",
-            "pass the shape of one example, for example (3,), and omit dtype for float32.",
+            f"numeric_column received shape={sizes}, {dtype=} and {default_value=}.",
+            "the shape of one example, a numeric dtype, and one default, or one for each value.",
+            "pass (3,) for three numbers per example, and omit dtype for float32.",
         )
     return NumericColumn(key, sizes, default, np.dtype(dtype).name, normalizer_fn)
 
@@ -164,10 +162,9 @@ def bucketized_column(
     limits = tuple(map(float, boundaries))
     is_increasing = limits and all(low < high for low, high in itertools.pairwise(limits))
     if len(source_column.shape) > 1 or not is_increasing:
-        raise invalid(
-            f"bucketized_column received {source_column!r} and boundaries={list(boundaries)!r}.",
-            "a numeric_column of at most one axis, and numbers in strictly increasing order.",
-            "sort the boundaries and remove duplicates.",
+        raise ValueError(
+            f"bucketized_column received {source_column!r} and boundaries={list(boundaries)!r}, "
+            "not a column of at most one axis and increasing numbers."
         )
     return BucketizedColumn(source_column, limits)
 
@@ -247,10 +244,8 @@ def categorical_column_with_vocabulary_list(
     wanted = {str} if dtype in ("string", str) else {int} if dtype is not None else kinds
     if len(kinds) > 1 or not kinds <= {str, int} or kinds != wanted:
         names = sorted(kind.__name__ for kind in kinds)
-        raise invalid(
-            f"{owner} received words of types {names}, dtype={dtype!r}.",
-            "only strings or only integers, matching dtype.",
-            "convert the words to the type of the feature.",
+        raise ValueError(
+            f"{owner} received words of types {names}, not only strings or integers of {dtype=}."
         )
     return _vocabulary_column(key, tuple(words), default_value, num_oov_buckets)
 
@@ -381,10 +376,9 @@ def crossed_column(
     hashed = (HashedCategoricalColumn, WeightedCategoricalColumn)
     wrong = [key for key in keys if not isinstance(key, allowed) or isinstance(key, hashed)]
     if wrong or len(keys) < 2:
-        raise invalid(
-            f"crossed_column received keys={list(keys)!r}.",
-            "two or more feature names, or categorical columns that are not hashed or weighted.",
-            "pass the names of the features themselves.",
+        raise ValueError(
+            f"crossed_column received keys={list(keys)!r}, not two or more feature names, or "
+            "categorical columns that are not hashed or weighted."
         )
     check_number("crossed_column", hash_bucket_size=hash_bucket_size)
     start = _DEFAULT_HASH_KEY if hash_key is None else hash_key
@@ -405,7 +399,7 @@ def weighted_categorical_column(
         A categorical column.
 
     Raises:
-        ValueError: if the column is not categorical, or the dtype is not numeric.
+        ValueError: if the column is not categorical.
 
     Example:
         >>> word = sg.feature_column.categorical_column_with_identity("word", 10)
@@ -415,8 +409,6 @@ def weighted_categorical_column(
     Source: TF 2.21 feature_column_v2.py, weighted_categorical_column.
     """
     _check_categorical("weighted_categorical_column", [categorical_column])
-    if np.dtype(dtype).kind not in "iuf":
-        raise ValueError(f"weighted_categorical_column received dtype={dtype!r}, not of numbers.")
     return WeightedCategoricalColumn(categorical_column, weight_feature_key, np.dtype(dtype).name)
 
 

@@ -233,10 +233,8 @@ class Head(abc.ABC):
             self.update_metrics(metrics, features, logits, labels, regularization_losses)
             return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=metrics)
         check_one_of("create_estimator_spec", optimizer=optimizer, train_op_fn=train_op_fn)
-        if train_op_fn is None:
-            train_op = minimize(optimizer, loss, trainable_variables)
-        else:
-            train_op = train_op_fn(loss)
+        make_op = train_op_fn or (lambda loss: minimize(optimizer, loss, trainable_variables))
+        train_op = make_op(loss)
         return EstimatorSpec(mode, predictions=predictions, loss=loss, train_op=train_op)
 
     def _key(self, key: str) -> str:
@@ -245,10 +243,9 @@ class Head(abc.ABC):
     def _checked_logits(self, logits: object) -> jax.Array:
         logits = jnp.asarray(logits, "float32")
         if logits.ndim < 2 or logits.shape[-1] != self.logits_dimension:
-            raise invalid(
-                f"logits have shape {tuple(logits.shape)}.",
-                f"shape (batch, {self.logits_dimension}).",
-                "end the model with keras.layers.Dense(head.logits_dimension).",
+            raise ValueError(
+                f"logits have shape {logits.shape}, not (batch, {self.logits_dimension}): end the "
+                "model with keras.layers.Dense(head.logits_dimension)."
             )
         return logits
 
@@ -314,10 +311,8 @@ class ClassHead(Head):
         super().__init__(weight_column, loss_reduction, loss_fn, name)
         words = label_vocabulary
         if words is not None and not (isinstance(words, list | tuple) and len(words) == n_classes):
-            raise invalid(
-                f"label_vocabulary={words!r} does not match n_classes={n_classes}.",
-                "a list or tuple of one string per class.",
-                "pass as many strings as there are classes.",
+            raise ValueError(
+                f"label_vocabulary={words!r} is not a list or tuple of {n_classes=} strings."
             )
         self._n_classes = n_classes
         self._vocabulary = None if words is None else [*map(_as_string, words)]
