@@ -178,9 +178,9 @@ def test_hook_of_a_name_that_is_not_there_and_of_a_number(is_of_spec, tmp_path, 
 
     train(names)
     assert any(line.endswith(", rate = 0.1") for line in caplog.messages)
-    message = r"fetched 'acuracy'(?s:.)*one of \[.*'loss'(?s:.)*Fix: name it"
+    message = r"fetched 'norm'(?s:.)*one of \[.*'loss'(?s:.)*Fix: name it"
     with pytest.raises(ValueError, match=message):
-        train({"acuracy": "acuracy"})
+        train({"norm": "norm"})
 
 
 @pytest.mark.parametrize("wanted", ["no_such_name", b"loss"])
