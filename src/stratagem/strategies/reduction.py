@@ -12,6 +12,7 @@ from jax.core import Tracer
 from stratagem import contexts as stack
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
 from stratagem.devices.mesh import outside_context_mesh
+from stratagem.devices.turns import starting
 from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.replica_context import (
     check_axis,
@@ -115,7 +116,9 @@ def _reduce_per_replica(
     if axes is None and value.lengths is None and value.stacked is not None:
         if is_multi_process(value.stacked):
             return compute_on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
-        return _one_copy(_combine(op, value.stacked))
+        with starting:
+            combined = _combine(op, value.stacked)
+        return _one_copy(combined)
     return _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
 
 

@@ -19,6 +19,7 @@ from jax.core import Tracer
 from stratagem.devices.lockstep import compute_on_every_process
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
+from stratagem.devices.turns import starting
 from stratagem.errors import explain, invalid
 from stratagem.group.current import current_group
 from stratagem.options import VariableAggregation
@@ -40,12 +41,13 @@ def aggregate_components(
 
     Raises ValueError for aggregation NONE. Source: TF 2.21 values.py, SyncOnReadVariable.
     """
-    if aggregation is VariableAggregation.SUM:
-        return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
-    if aggregation is VariableAggregation.MEAN:
-        return mean_of_components(stacked)
-    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return stacked[0]
+    with starting:
+        if aggregation is VariableAggregation.SUM:
+            return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
+        if aggregation is VariableAggregation.MEAN:
+            return mean_of_components(stacked)
+        if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return stacked[0]
     raise invalid(
         f"Variable {name!r} is ON_READ with aggregation NONE, but was read in cross-replica "
         "context.",

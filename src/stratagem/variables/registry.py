@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -127,9 +128,14 @@ def is_on_read(variable: object) -> bool:
 
 
 class VariableRegistry:
-    """Variables of one strategy in creation order."""
+    """Variables of one strategy in creation order.
+
+    A thread has the `turn` while it traces a step, and from its reads of variables until it has
+    replaced their values: a step donates the arrays that it replaces.
+    """
 
     def __init__(self) -> None:
+        self.turn = threading.RLock()
         self._references: dict[int, weakref.ref[Any]] = {}
         self._unsettled: dict[int, weakref.ref[Any]] = {}
 

@@ -17,7 +17,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -138,13 +138,22 @@ class Carry:
         paths = [_path(path) for path, _ in pairs]
         parts = [_parts(leaf, path) for path, (_, leaf) in zip(paths, pairs, strict=True)]
         key = self.structure, tuple((one[0].shape, one[0].dtype) for one in parts)
-        known: dict[Any, tuple[CarrySlot, ...]] = cast("Lockstep", strategy.executor).carries
-        if key not in known:
+        self._free = cast("Lockstep", strategy.executor).free_slots.setdefault(key, [])
+        try:
+            self.slots = self._free.pop()
+        except IndexError:  # the first call, or all are in use by calls that have not ended
             firsts = zip(paths, parts, strict=True)
-            known[key] = tuple(CarrySlot(strategy, one[0], path) for path, one in firsts)
-        self.slots = known[key]
+            self.slots = tuple(CarrySlot(strategy, one[0], path) for path, one in firsts)
         for slot, own in zip(self.slots, parts, strict=True):
             slot.stored = self._stored([slot.as_stored(part) for part in own])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for slot in self.slots:
+            slot.stored = None
+        self._free.append(self.slots)
 
     def _stored(self, parts: list[Any]) -> Any:
         """Returns the array of all replicas as a copy, because a step donates it."""
@@ -159,12 +168,11 @@ class Carry:
         return topology.stack([jnp.array(part, copy=True) for part in parts])
 
     def take(self) -> Any:
-        """Returns the state after the last step and drops it here."""
+        """Returns the state after the last step."""
         is_sole = self._topology.num_replicas == 1
         values: list[Any] = []
         for slot in self.slots:
-            value, slot.stored = slot.stored, None
-            value = local_copy(value, self._topology) if is_sole else value
+            value = local_copy(slot.stored, self._topology) if is_sole else slot.stored
             values.append(slot.given(value) if is_sole else PerReplica(stacked=slot.given(value)))
         return jax.tree.unflatten(self.structure, values)
 
@@ -278,10 +286,10 @@ def run_steps(
     different steps cannot be stacked.
     """
     if carry is not None:
-        state = Carry(strategy, carry)
-        step = CarryingStep(_OfBatch(fn), state.slots, state.structure, reduce_op)
-        results = _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
-        return state.take(), results
+        with Carry(strategy, carry) as state:
+            step = CarryingStep(_OfBatch(fn), state.slots, state.structure, reduce_op)
+            results = _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
+            return state.take(), results
     step = _OfBatch(fn) if reduce_op is None else _ReducedStep(_OfBatch(fn), reduce_op)
     return _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
 
@@ -525,7 +533,8 @@ class Lockstep:
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._keys = FunctionKeys()
         self._recompilations = Recompilations()
-        self.carries: dict[Any, Any] = {}  # slots of `run_steps`, by structure, shapes and dtypes
+        # Slots of `run_steps` that are free, by structure, shapes and dtypes.
+        self.free_slots: dict[Any, list[tuple[CarrySlot, ...]]] = {}
 
     @functools.cached_property
     def _orders_sums(self) -> bool:
@@ -597,17 +606,29 @@ class Lockstep:
         """Returns the program for a function and its arguments; traces the function if needed."""
         if capturing.is_on:
             offer_step(self._strategy, fn, arguments, self._trace)
-        topology = self._strategy.topology
         # The programs of a call within the user's own have no order between steps.
         is_inside = self._orders_sums and is_tracing()
         key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
+        program = self._known(key)
+        if program is None:
+            with self._strategy.variables.turn:
+                program = self._known(key) or self._traced(key, fn, arguments)
+        return program
+
+    def _known(self, key: Any) -> Program | None:
         program = self._programs.get(key)
         if program is not None and program.trace.summaries is not None:
             program = self._programs.get((key, trace_key()))
         if program is not None:
-            self._programs.move_to_end(key)
+            try:
+                self._programs.move_to_end(key)
+            except KeyError:  # another thread has just dropped it
+                self._programs[key] = program
             program.usage.is_reused = True
-            return program
+        return program
+
+    def _traced(self, key: Any, fn: Callable[..., Any], arguments: Arguments) -> Program:
+        topology = self._strategy.topology
         is_shared = topology.spans_processes
         with (
             compiling(name_of(fn)) if is_shared else contextlib.nullcontext(),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.devices.mesh import Topology
+from stratagem.devices.turns import starting
 from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs.sharded_step import StepParts, part_step
 from stratagem.execution.programs.steps import (
@@ -229,7 +230,9 @@ class _Update:
         """Updates the variables from the two lists returned by `inputs`."""
         if not self.has_work:
             return
-        for variable, value in zip(self._updated, self._run(own, others), strict=True):
+        with starting:
+            values = self._run(own, others)
+        for variable, value in zip(self._updated, values, strict=True):
             variable.stored = value
 
     def _for_update(self, variable: Any) -> Any:
@@ -284,8 +287,11 @@ class StoredRows:
     ) -> None:
         """Runs one step with the rows of each lookup."""
         del early  # no stages: the step itself computes every new value
-        pairs = zip(trace.lookups, ids_of(), strict=True)
-        call([rows_of_table(lookup, ids, self._topology) for lookup, ids in pairs])
+        with trace.turn:
+            pairs = zip(trace.lookups, ids_of(), strict=True)
+            with starting:
+                rows = [rows_of_table(lookup, ids, self._topology) for lookup, ids in pairs]
+            call(rows)
 
 
 def rows_of_table(lookup: Lookup, ids: jax.Array | np.ndarray | None, topology: Topology) -> Any:

@@ -31,6 +31,7 @@ from jax.core import Tracer
 from stratagem.devices.finding import placeholder
 from stratagem.devices.lockstep import record_program, run_together
 from stratagem.devices.mesh import Topology, is_explicit
+from stratagem.devices.turns import starting
 from stratagem.errors import explain
 from stratagem.execution.programs.steps import (
     EarlyProgram,
@@ -42,6 +43,7 @@ from stratagem.execution.programs.steps import (
     is_large,
     loop_options,
 )
+from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.summary.kinds import StepSummaries
 from stratagem.execution.tracing.arguments import Arguments, Leaf, Static
 from stratagem.execution.tracing.errors import (
@@ -427,6 +429,7 @@ class Program:
         self._name = name
         self._topology = topology = step.topology
         self._devices = set(topology.all_devices or ())
+        self._starting = starting if len(self._devices) > 1 else step.trace.turn
         self._remote = remote
         self._ids: IdsProgram | None = None
         self._early: dict[tuple[int, int], EarlyProgram] = {}
@@ -492,7 +495,8 @@ class Program:
         def ids_of() -> list[Any]:
             if self._ids is None:
                 self._ids = IdsProgram(self.trace, self._topology, self._name)
-            return self._ids.run(self._pools(split, shared, []))
+            with self.trace.turn, self._starting:
+                return self._ids.run(self._pools(split, shared, []))
 
         def call(rows: list[Any]) -> list[Any]:
             outputs = self._call(self._single, split, shared, rows)
@@ -504,7 +508,8 @@ class Program:
             if program is None:
                 program = EarlyProgram(self.step.whole, self._topology, range(first, last))
                 self._early[first, last] = program
-            return program.run(self._pools(split, shared, rows))
+            with self.trace.turn, self._starting:
+                return program.run(self._pools(split, shared, rows))
 
         remote.run(self.step.whole, ids_of, call, send_early)
         for place, variable in self.trace.results.late:
@@ -553,14 +558,15 @@ class Program:
         rows: Sequence[Any] = (),
     ) -> list[Any]:
         shared = [*map(self._everywhere, shared)]
-        written, read_only, constants = self._lasting_inputs()
-        values, results, handed = self._start(
-            function, (written, read_only, split, shared, constants, [*rows])
-        )
-        if values and isinstance(values[0], Tracer):
-            raise assigned_under_jit(self.trace.written[0])
-        self.step.written.replace(values)
-        self.step.finish(handed, shared)
+        with self.trace.turn:
+            written, read_only, constants = self._lasting_inputs()
+            values, results, handed = self._start(
+                function, (written, read_only, split, shared, constants, [*rows])
+            )
+            if values and isinstance(values[0], Tracer):
+                raise assigned_under_jit(self.trace.written[0])
+            self.step.written.replace(values)
+            self.step.finish(handed, shared)
         return self._summaries.end(results, None if function is self._single else len(split[0]))
 
     def _start(self, function: Callable[..., Any], inputs: tuple[list[Any], ...]) -> Any:
@@ -585,12 +591,19 @@ class Program:
                 self._queued_input.add(token, size_bytes)
         return values, results, handed
 
-    def _outputs(self, function: Callable[..., Any], inputs: tuple[list[Any], ...]) -> Any:
+    def _outputs(self, function: Any, inputs: tuple[list[Any], ...]) -> Any:
         if function in self._called:
-            return function(*inputs)
-        self._called.add(function)
+            if self._starting is self.trace.turn:
+                return function(*inputs)
+            with self._starting:
+                return function(*inputs)
         with paused_garbage_collection():
-            return function(*inputs)
+            if not is_tracing():  # so that other strategies' programs can start meanwhile
+                function.lower(*inputs).compile()
+            with self._starting:
+                outputs = function(*inputs)
+        self._called.add(function)
+        return outputs
 
     def _lasting_inputs(self) -> tuple[list[Any], list[Any], list[Any]]:
         """Returns the values of written and read variables, and the constants."""

@@ -216,6 +216,7 @@ class _Recorder:
         slots = getattr(fn, "slots", ())  # storage of a CarryingStep
         self.candidates: list[Any] = [*self._registry.live(), *slots, *foreign]
         self.missed: dict[int, Any] = {}
+        self.came_late = False  # True if variables of the strategy are no candidates yet
         self.read_ids: set[int] = set()
         self.written: list[Any] = []
         self.unproven: set[int] = set()
@@ -334,6 +335,8 @@ class _Recorder:
         elif home.strategy is not self._strategy:
             stack.note_use()
             raise foreign_variable(variable, home.strategy, self._strategy)
+        elif any(variable is one for one in self._registry.live()):
+            self.came_late = True  # from another thread
 
 
 def _with_stages_of_sums(
@@ -403,7 +406,7 @@ def trace_replica_function(
         # Under the default strategy they are in no registry.
         created = [*filter(is_uninitialized, recorder.missed.values())]
         created += strategy.variables.uninitialized()
-        has_more = bool(created or recorder.missed)
+        has_more = bool(created or recorder.missed or recorder.came_late)
         if not has_more and recorder.has_new_lookups:
             lookups = recorder.lookups
             continue
@@ -526,6 +529,7 @@ def _trace_of(
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,
         splits_sequences=strategy.sequence_axis is not None,
+        turn=strategy.variables.turn,
     )
 
 
