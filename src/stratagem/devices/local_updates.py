@@ -63,7 +63,7 @@ class LocalUpdates:
 
     Args:
         period: number of steps from one synchronization to the next, at least 1, or the rule by
-            which it grows.
+            which it grows. Where an optimizer accumulates gradients, steps are its updates.
         warmup_steps: number of first steps after each of which the replicas synchronize.
         compression: how changes are sent, as for `sg.CommunicationOptions`; None sends them whole.
 

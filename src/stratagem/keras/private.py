@@ -14,7 +14,7 @@ import functools
 import inspect
 import pkgutil
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import CellType
 from typing import Any, NamedTuple
 
@@ -84,8 +84,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
     f"{_OPTIMIZER}._backend_update_step": ("update of state that belongs to no variable",),
     f"{_OPTIMIZER}._clip_gradients": ("gradients are clipped before servers get them",),
     f"{_OPTIMIZER}._filter_empty_gradients": ("warning about variables without a gradient",),
-    f"{_OPTIMIZER}._iterations": ("update of state that belongs to no variable",),
+    f"{_OPTIMIZER}._iterations": ("calls of apply, of which several may be one update",),
     f"{_OPTIMIZER}._learning_rate": ("a schedule, which is sent to servers as it is",),
+    f"{_OPTIMIZER}._track_variable": ("state of a variable that its next optimizer saves, too",),
     f"{_OPTIMIZER}._trainable_variables": ("the variables that apply() updates by default",),
     f"{_OPTIMIZER}._is_excluded_from_weight_decay": (
         "the variables excluded from weight decay",
@@ -390,6 +391,19 @@ def count_update(optimizer: keras.optimizers.Optimizer) -> None:
     """Updates the optimizer state that belongs to no variable, such as its counter."""
     as_open(optimizer)._backend_update_step([], [], optimizer.learning_rate)
     as_open(optimizer)._iterations.assign_add(1)
+
+
+def num_calls(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Returns the variable that counts calls of `apply`; gradients of several may be one update."""
+    return as_open(optimizer)._iterations
+
+
+def track(optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]) -> None:
+    """Makes existing variables those of an optimizer, with paths like its others."""
+    scope = num_calls(optimizer).path.rpartition("/")[0]
+    for variable in variables:
+        set_path(variable, f"{scope}/{variable.name}")
+        as_open(optimizer)._track_variable(variable)
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:

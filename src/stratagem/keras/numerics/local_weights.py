@@ -24,6 +24,8 @@ from stratagem.execution.communicator import IslandSums, compressed_between, com
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import on_global_model
 from stratagem.keras.patches import patches
+from stratagem.keras.private import num_calls, track
+from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.variables.requests import annotated
 from stratagem.observe.profiling import every_steps
 from stratagem.options import ReduceOp
@@ -66,15 +68,14 @@ def add_state(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -
 @patches(
     keras.optimizers.Optimizer,
     "load_own_variables",
-    why="a file without the errors of compressed gradients leaves them at zero",
+    why="a file without the errors of compressed gradients or local copies leaves them as they are",
 )
 def loading_without_state(original: Callable[..., Any]) -> Any:
-    """Returns `Optimizer.load_own_variables` that also reads files of uncompressed training."""
+    """Returns `Optimizer.load_own_variables` that also reads files of other strategies."""
 
     @functools.wraps(original)
     def load(self: keras.optimizers.Optimizer, store: Mapping[str, Any]) -> Any:
-        states = (state or {} for state in _states.get(self, {}).values())
-        own = {id(one) for state in states for one in state.values()}
+        own = set(map(id, _own_state(self)))
         others = [one for one in self.variables if id(one) not in own]
         if own and len(store.keys()) == len(others):
             for place, variable in enumerate(others):
@@ -83,6 +84,16 @@ def loading_without_state(original: Callable[..., Any]) -> Any:
         return original(self, store)
 
     return load
+
+
+def _own_state(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the variables that `add_state` gave an optimizer."""
+    states = [state for state in _states.get(optimizer, {}).values() if state is not None]
+    found = [one for state in states for one in state.values()]
+    for variable in built_variables(optimizer):
+        if getattr(variable, "local_copy", None) is not None:
+            found += [*variable.outer_state.values(), variable.local_copy]
+    return [*found, _ends[optimizer]] if optimizer in _ends else found
 
 
 def sums_of_compressed(
@@ -119,7 +130,7 @@ def sums_of_compressed(
         [{name: one.value for name, one in state.items()} for state in states],
         context.communicator,
         replica_id=context.replica_id_in_sync_group,
-        step=cast("Any", optimizer.iterations).value,
+        step=num_calls(optimizer).value,
     )
     for state, values in zip(states, new_states, strict=True):
         for name, value in values.items():
@@ -296,7 +307,7 @@ def begin_round(optimizer: keras.optimizers.Optimizer, method: LocalUpdates) -> 
     if not isinstance(method.period, QuadraticPeriod):
         return
     end: Any = _ends[optimizer]
-    start = cast("Any", optimizer.iterations).value
+    start, _ = _updates(optimizer)
     rate: Any = keras.ops.convert_to_tensor(optimizer.learning_rate)
     found = _end_of_round(method.period, start, rate, method.warmup_steps)
     end.assign(jnp.where(start >= end.value, found, end.value))
@@ -311,6 +322,16 @@ def _end_of_round(rule: QuadraticPeriod, start: Any, rate: ArrayLike, warmup_ste
     if rule.total_steps is None:
         return end
     return jnp.where(start < rule.total_steps, jnp.minimum(end, rule.total_steps), end)
+
+
+def _updates(optimizer: keras.optimizers.Optimizer) -> tuple[Any, Any]:
+    """Returns how many updates were applied, and True, traced, if the last call applied one.
+
+    With accumulation of gradients other calls only add to them: no round ends with one.
+    """
+    count = num_calls(optimizer).value
+    calls_per_update = optimizer.gradient_accumulation_steps or 1
+    return count // calls_per_update, count % calls_per_update == 0
 
 
 def _is_round_end(
@@ -339,11 +360,15 @@ def synchronize(
 ) -> None:
     """Synchronizes the fragments that are due after this step. Call after the local update."""
     trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
-    step = cast("Any", optimizer.iterations).value
+    step, is_update = _updates(optimizer)
+    calls_per_round = method.least_period * (optimizer.gradient_accumulation_steps or 1)
     for fragment, offset in fragments_of(trained, method):
-        is_sent = _is_round_end(optimizer, method, offset, step)
-        has_landed = _is_round_end(optimizer, method, offset, step, method.overlap_steps)
-        _synchronize_fragment(fragment, method, context, step, is_sent, has_landed)
+        is_sent = is_update & _is_round_end(optimizer, method, offset, step)
+        has_landed = is_update & _is_round_end(
+            optimizer, method, offset, step, method.overlap_steps
+        )
+        with every_steps(calls_per_round):
+            _synchronize_fragment(fragment, method, context, step, is_sent, has_landed)
 
 
 def _synchronize_fragment(
@@ -356,12 +381,11 @@ def _synchronize_fragment(
 ) -> None:
     globals_, states = read_global(trained)
     own = [one.local_copy.value for one in trained]
-    with every_steps(method.least_period):
-        new_globals, new_states = jax.lax.cond(
-            is_sent,
-            lambda: next_globals(trained, own, globals_, states, method, context, step),
-            lambda: (globals_, states),
-        )
+    new_globals, new_states = jax.lax.cond(
+        is_sent,
+        lambda: next_globals(trained, own, globals_, states, method, context, step),
+        lambda: (globals_, states),
+    )
     new_own = jax.lax.cond(has_landed, lambda: mixed(own, new_globals, method), lambda: own)
     for variable, local in zip(trained, new_own, strict=True):
         variable.local_copy.assign(local)
@@ -371,8 +395,13 @@ def _synchronize_fragment(
 def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) -> None:
     add_round_end(optimizer, method)
     compression: Any = method.compression
+    tracked = set(map(id, optimizer.variables))
     for variable in variables:
-        if variable.local_copy is not None or not _is_float(variable):
+        if not _is_float(variable):
+            continue
+        if variable.local_copy is not None:  # of an optimizer before, after another `compile`
+            if id(variable.local_copy) not in tracked:
+                track(optimizer, [*variable.outer_state.values(), variable.local_copy])
             continue
         shapes = dict.fromkeys(method.state_names, tuple(variable.shape))
         if is_compressed(variable, compression):

@@ -128,6 +128,20 @@ def test_file_of_whole_gradients_is_read(tmp_path) -> None:
     np.testing.assert_array_equal(np.asarray(errors[0].value), 0)
 
 
+@pytest.mark.parametrize("compression", ["bfloat16", "int8", "power_sgd"])
+def test_gradients_of_several_batches_add_up_to_one_update(compression) -> None:
+    """Each batch rounds its gradients in its own way; their errors are in the next ones."""
+    accumulating = [keras.optimizers.SGD(gradient_accumulation_steps=2) for _ in range(2)]
+    whole, model = made(None, accumulating[0]), made(compression, accumulating[1])
+    before = weights_of(model)
+    fit(whole)
+    fit(model)
+    assert int(model.optimizer.iterations) == 2
+    moved = [np.abs(a - b).max() for a, b in zip(weights_of(whole), before, strict=True)]
+    apart = [np.abs(a - b).max() for a, b in zip(weights_of(whole), weights_of(model), strict=True)]
+    assert 0 < max(apart) < 0.5 * max(moved)
+
+
 def test_own_loop_is_compressed_too() -> None:
     strategy = strategy_of("int8")
     with strategy.scope():

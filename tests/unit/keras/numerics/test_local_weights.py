@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import keras
@@ -58,6 +59,85 @@ def test_checkpoint_has_the_global_model_and_its_momentum(tmp_path) -> None:
     for one in (model, other):
         fit(one)
     np.testing.assert_allclose(weights_of(other), weights_of(model), atol=1e-6)
+
+
+def accumulated(method: LocalSGD | DiLoCo, weights: Any, num_calls: int, per_update: int) -> Any:
+    """Returns the global weights by the paper's loop, with gradients of several batches a step."""
+    rows = np.concatenate([X, np.ones((len(X), 1), "float32")], 1)
+    own, whole = [weights.copy() for _ in range(3)], weights.copy()
+    sums, momentum = [np.zeros_like(weights) for _ in range(3)], np.zeros_like(weights)
+    for call in range(1, num_calls + 1):
+        first = (call - 1) * BATCH % 72
+        for place in range(3):
+            part = slice(first + 4 * place, first + 4 * place + 4)
+            error = rows[part] @ own[place] - Y[part, 0]
+            sums[place] += 2 * rows[part].T @ error / 4
+            if call % per_update == 0:
+                own[place] = own[place] - RATE * sums[place] / per_update
+                sums[place] = np.zeros_like(weights)
+        if call % (per_update * method.least_period) == 0:
+            change = np.mean(own, 0) - whole
+            if isinstance(method, DiLoCo):
+                momentum = method.outer_momentum * momentum + change
+                change = method.outer_learning_rate * (method.outer_momentum * momentum + change)
+            whole = whole + change
+            own = [whole.copy() for _ in range(3)]
+    return whole
+
+
+@pytest.mark.parametrize("method", [LocalSGD(period=2), DiLoCo(period=2)], ids=repr)
+def test_a_round_counts_updates_and_not_the_batches_of_each(method) -> None:
+    accumulating = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
+    model = made(method, optimizer=accumulating)
+    first = weights_of(model)
+    fit(model, epochs=1, num=72)
+    # 6 batches are 3 updates: the third one is in the second round.
+    np.testing.assert_allclose(weights_of(model), accumulated(method, first, 6, 2), atol=1e-5)
+    fit(model, epochs=2, num=72)
+    np.testing.assert_allclose(weights_of(model), accumulated(method, first, 18, 2), atol=1e-5)
+    assert int(accumulating.iterations) == 9
+
+
+@pytest.mark.parametrize("kind", [LocalSGD, DiLoCo])
+def test_second_compile_saves_the_local_copies_too(kind, tmp_path) -> None:
+    model = made(kind(period=3))
+    fit(model, epochs=1)
+    copies = [np.asarray(one.local_copy.storage) for one in model.trainable_variables]
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    for one, before in zip(model.trainable_variables, copies, strict=True):
+        np.testing.assert_array_equal(one.local_copy.storage, before)
+    fit(model, epochs=1)
+    model.save(tmp_path / "model.keras")
+    path = sg.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "step"))
+    other = made(kind(period=3), optimizer="adam")
+    other.optimizer.build(other.trainable_variables)
+    sg.Checkpoint(model=other, optimizer=other.optimizer).restore(path).assert_consumed()
+    with warnings.catch_warnings(), strategy_of(kind(period=3)).scope():
+        warnings.simplefilter("error")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for one in (loaded, other):
+        assert len({variable.path for variable in one.optimizer.variables}) == len(
+            model.optimizer.variables
+        )
+        for a, b in zip(one.optimizer.variables, model.optimizer.variables, strict=True):
+            np.testing.assert_allclose(np.asarray(a.value), np.asarray(b.value), rtol=1e-6)
+
+
+def test_file_of_training_without_local_copies_is_read(tmp_path) -> None:
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    fit(model, epochs=1)
+    model.save(tmp_path / "model.keras")
+    rule = QuadraticPeriod(base=2, growth=0.1)
+    with warnings.catch_warnings(), strategy_of(DiLoCo(period=rule)).scope():
+        warnings.simplefilter("error")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert int(loaded.optimizer.iterations) == 8
+    for one in loaded.trainable_variables:
+        np.testing.assert_array_equal(one.local_copy.storage, np.stack([one.value] * 3))
+    fit(loaded)
 
 
 def test_loss_scale_and_stateless_updates_are_refused() -> None:
