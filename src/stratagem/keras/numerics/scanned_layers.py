@@ -420,6 +420,13 @@ class _Scan:
                 "layers of which only some are rematerialized, or by different policies",
                 "rematerialize all of them, or none",
             )
+        for one in self._chain.layers[1:]:
+            if (difference := find_difference(self._first, one)) is not None:
+                raise self._refusal(
+                    f"layers that were changed afterwards: {one.name!r} differs from the first one "
+                    f"in {difference}",
+                    "change all of them alike, or freeze layers before and scan the others",
+                )
         if self._first.activity_regularizer is not None:
             raise self._refusal(
                 "layers with an activity regularizer", "give it to layers inside of them"

@@ -236,6 +236,23 @@ def _row(*layers: Any) -> Any:
     return keras.Sequential([keras.Input((4,)), *layers])
 
 
+@pytest.mark.parametrize("change", ["frozen", "rate"])
+def test_layers_that_differ_after_they_were_chosen_are_refused(change) -> None:
+    model: Any = decoder()
+    sg.scan_layers(model)
+    first, second = _blocks(model)
+    if change == "frozen":
+        first.trainable = False
+        words = "differs from the first one in trainable: False and True"
+    else:
+        second.dropout.rate = 0.25
+        words = "rate: 0.5 and 0.25"
+    with pytest.raises(ValueError, match=words):
+        _num_scans(model)
+    second.trainable, first.dropout.rate = first.trainable, second.dropout.rate
+    assert _num_scans(model) == 1
+
+
 def test_layers_that_differ_are_refused() -> None:
     dense = keras.layers.Dense
     with pytest.raises(ValueError, match="differ in activation: 'linear' and 'relu'"):
