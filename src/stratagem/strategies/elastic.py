@@ -16,7 +16,7 @@ from stratagem.devices.elastic_rounds import serve_rounds
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
 from stratagem.errors import NOT_NEEDED, UnavailableError, invalid
-from stratagem.execution.programs.elastic import ElasticLockstep
+from stratagem.execution.programs.elastic import ElasticLockstep, expected
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import agree_on_random_state, set_current_group
@@ -185,14 +185,23 @@ class ElasticStrategy(Strategy):
 
         admission.join_loop(prepare)
 
+    @property
+    def topology(self) -> Topology:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The devices of the members; while a step is compiled for others, theirs."""
+        return expected.get() or self._topology
+
+    @topology.setter
+    def topology(self, value: Topology) -> None:
+        self._topology = value
+
     def _topology_of(self, view: View) -> Topology:
         return Topology(tuple(self._devices[member] for member in view.members))
 
     def _continue(self, view: View) -> None:
         """Continues with the members of a view, and the values that this process has."""
-        before, self.topology = self.topology, self._topology_of(view)
+        before, self._topology = self._topology, self._topology_of(view)
         if self._admission is not None and self._admission.has_values(before):
-            _move_variables(self.variables, before, self.topology)
+            _move_variables(self.variables, before, self._topology)
 
 
 def _join_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:

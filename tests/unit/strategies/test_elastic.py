@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import socket
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -84,6 +85,22 @@ def test_steps_that_cannot_run_again_are_refused(monkeypatch) -> None:
     executor = elastic_lockstep.ElasticLockstep(strategy)
     with pytest.raises(NotImplementedError, match="was called op by op"):
         executor.run(lambda: 1, (), {})
+
+
+def test_a_step_compiled_for_other_members_leaves_other_threads_the_present_ones() -> None:
+    strategy = sg.ElasticStrategy()
+    executor: Any = elastic_lockstep.ElasticLockstep(strategy)
+    found: list[int] = []
+
+    def started(fn: Any, arguments: Any) -> None:
+        found.append(strategy.num_replicas_in_sync)
+        reader = threading.Thread(target=lambda: found.append(strategy.num_replicas_in_sync))
+        reader.start()
+        reader.join()
+
+    executor._started = started
+    executor._prepare(print, lambda: None, sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology)
+    assert [*found, strategy.num_replicas_in_sync] == [2, 1, 1]
 
 
 def test_datasets_that_members_read_apart_are_refused(monkeypatch) -> None:

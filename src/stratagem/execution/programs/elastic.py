@@ -9,6 +9,7 @@ import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
@@ -34,7 +35,7 @@ from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError
 from stratagem.input.batches import HostBatch, split_again
 from stratagem.input.placement import place as placed_batches
-from stratagem.resources import changing
+from stratagem.resources import setting
 from stratagem.variables.distributed import PerReplica, is_per_replica
 from stratagem.variables.registry import home_of
 
@@ -79,6 +80,11 @@ class OutsideVariables:
                     "pass the step to strategy.admit(fn, args).",
                 )
             self._references.append(weakref.ref(variable))
+
+
+# The devices that this thread compiles a step for; None for those of the present members. Other
+# threads read batches meanwhile, for the present ones.
+expected: ContextVar[Topology | None] = ContextVar("devices of expected members", default=None)
 
 
 class ElasticLockstep(Lockstep):
@@ -180,7 +186,7 @@ class ElasticLockstep(Lockstep):
         self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], topology: Topology
     ) -> ElasticProgram:
         """Compiles a step for other members, in a thread; returns its program."""
-        with changing(self._strategy, topology=topology):
+        with setting(expected, topology):
             return self._started(fn, arguments_of())
 
     def _started(self, fn: Callable[..., Any], arguments: Arguments) -> ElasticProgram:
@@ -517,6 +523,8 @@ class ElasticProgram(Program):
         moved = copy.copy(self)
         moved._topology = topology  # the compiled function does not depend on it
         moved._constants = None
+        if (plain := self.make_plain) is not None:
+            moved.make_plain = functools.cache(lambda: plain().on(topology))
         return moved
 
     def is_worth_preparing(self, *, has_siblings: bool) -> bool:

@@ -15,18 +15,21 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import stratagem as sg
 from stratagem.devices.elastic_rounds import RoundOperation
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs import elastic
 from stratagem.execution.programs.elastic import (
     ElasticLockstep,
+    ElasticProgram,
     OutsideVariables,
     RoundAbortedError,
     components_of_all,
     member_rules,
 )
 from stratagem.execution.programs.program import FunctionKeys
+from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.group.elastic.peer_connections import PeerConnections
 from stratagem.input.batches import take_batch
 from tests.unit.group.process_group.members import together
@@ -284,6 +287,28 @@ def test_a_batch_is_split_again_among_those_that_are_left(
     assert [count for _, count in parts] == [2, 1]
     for rows, _ in parts:
         np.testing.assert_array_equal(rows, np.arange(32.0))
+
+
+def test_a_program_for_other_members_has_its_plain_sibling_there_too(
+    group_of_elastic_lockstep, tmp_path
+) -> None:
+    """It runs for the steps whose summaries are not recorded."""
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    steps = ElasticLockstep(strategy)
+
+    def step(x: Any) -> Any:
+        sg.summary.histogram("x", x, step=0)
+        return x + 1
+
+    with strategy.scope(), sg.summary.create_file_writer(str(tmp_path)).as_default():
+        program = steps.program(step, flatten_arguments((np.float32(1),), {}, num_replicas=2))
+    devices = jax.devices()[2:4]
+    moved = program.on(Topology(tuple(devices))).on(Topology(tuple(devices[::-1])))
+    for one in (moved, moved.make_plain and moved.make_plain()):
+        assert isinstance(one, ElasticProgram)
+        stacked = one._sharding_of(PartitionSpec(REPLICA_AXIS))
+        assert stacked.device_set == set(devices)
+        assert [*stacked._device_assignment] == devices[::-1]
 
 
 # Variables of no strategy, which processes that join receive as well.
