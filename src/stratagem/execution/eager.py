@@ -527,10 +527,16 @@ class _Session:
     def meet(self, replica: _Replica, request: CollectiveRequest) -> Any:
         """Blocks a replica's thread until all replicas have made requests; returns the reply."""
         replica.request = request
+        # Other replicas call the same layers meanwhile, which forget the losses before.
+        sets = self.scopes[replica.place].ids_of_losses.values()
+        own = [(one, set(one)) for one in sets]
         self._baton.release()
         replica.resume.acquire()
         if self._abandoned:
             raise _Abandoned
+        for one, ids in own:
+            one.clear()
+            one.update(ids)
         return replica.reply
 
     def merge(self, fn: Callable[..., Any], calls: list[Any]) -> list[Any]:

@@ -92,6 +92,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "the variables excluded from weight decay",
         f"{_OPTIMIZER}._use_weight_decay",  # before 3.16
     ),
+    f"{_LAYER}._clear_losses": ("called where a layer forgets the losses of an earlier call",),
     f"{_LAYER}._flatten_layers": ("every layer of a model",),
     f"{_LAYER}._loss_ids": ("the owner of a loss, which rematerialization replaces",),
     f"{_LAYER}._remat_mode": ("how a finished layer is rematerialized, and computed in a scan",),

@@ -326,6 +326,16 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
             )
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            explain(
+                f"{self} was pickled, alone or with a variable of it.",
+                expected="objects without a strategy: its devices and threads are this process's.",
+                fix="make the strategy in the process that uses it, and send values, as from "
+                "numpy.asarray(variable) or model.get_weights().",
+            )
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         if not self._is_copyable:
             raise copy_refused(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from typing import Any
 
@@ -303,3 +304,15 @@ def test_a_deep_copy_keeps_what_a_subclass_added() -> None:
     assert copied.notes == ["first"]
     assert copied.notes is not strategy.notes
     assert copied.variables is not strategy.variables
+
+
+def test_a_pickle_is_refused_with_what_to_send_instead() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        variable = sg.Variable(1.0)
+    for one in (strategy, variable):
+        with pytest.raises(
+            TypeError, match=r"was pickled, alone or with a variable of it[^~]*Fix:"
+        ):
+            pickle.dumps(one)
+    assert copy.deepcopy(strategy).num_replicas_in_sync == 2

@@ -153,6 +153,8 @@ class ReplicaScope(keras.StatelessScope):
         self.added_to: set[int] = set()  # added to, not set
         self.num_writes: collections.Counter[int] = collections.Counter()
         self.replica: object = None  # in eager mode, what its context tells: hashable
+        # In eager mode, the ids of losses that belong to each layer called, by the layer's id.
+        self.ids_of_losses: dict[int, set[int]] = {}
         self.early: list[tuple[Any, Any]] = []  # assignments to variables without a value
         self.read_in_jits: set[int] = set()  # read inside a `jax.jit` or the like
         self.row_counts: dict[int, int] = {}  # rows present of a variable that holds only some

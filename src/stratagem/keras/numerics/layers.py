@@ -36,6 +36,7 @@ from stratagem.keras.private import (
     expected_batch_size,
     get_keras_mask,
     get_stateless_scope,
+    ids_of_losses,
     reduction_axes,
     set_keras_mask,
     with_states,
@@ -347,6 +348,24 @@ def _moments_of_true_rows(
 #
 # Where `sg.value_and_grad` keeps the gradient of the table as rows, the layer looks them up with
 # `embedding_lookup`; everything else goes to Keras.
+
+
+@patches(
+    keras.layers.Layer,
+    "_clear_losses",
+    why="an eager replica goes on with its own losses after others have called the layer",
+)
+def noting_losses(original: Callable[..., Any]) -> Any:
+    """Returns `Layer._clear_losses`, which also notes what layers an eager replica calls."""
+
+    @functools.wraps(original)
+    def clear(self: keras.layers.Layer) -> None:
+        original(self)
+        scope = current_scope()
+        if scope is not None and scope.outermost.replica is not None:
+            scope.outermost.ids_of_losses[id(self)] = ids_of_losses(self)
+
+    return clear
 
 
 @patches(keras.layers.Embedding, "build", why="strategies recognize a table before it has a value")

@@ -291,7 +291,7 @@ def _divisor(
         local = jnp.sum(true_rows(weights, context))
     elif mask is not None:
         true = true_rows(cast("jax.Array", ops.cast(mask, values.dtype)), context)
-        local = jnp.sum(true) * (values.size / mask.size)
+        local = jnp.sum(true) * (values.size / max(mask.size, 1))  # a replica without rows
     else:
         return jnp.asarray(_num_elements(values, context, share=share), values.dtype)
     if not share:

@@ -179,7 +179,7 @@ class _GroupedStepFunction(StepFunction):
         if not group:
             raise StopIteration
         self._place(group)
-        return [(run.batches, self._run(run.batches, run.arguments)) for run in group]
+        return [result for run in group for result in self._run(run)]
 
     def _place(self, group: list[_Run]) -> None:
         """Transfers a group of steps to the devices, unless it is there."""
@@ -248,10 +248,11 @@ class _GroupedStepFunction(StepFunction):
                 runs.append(_Run([batch]))
         return runs
 
-    def _run(self, batches: list[HostBatch], arguments: Arguments | None) -> Any:
-        if arguments is None:
-            return self._run_eagerly(batches[0])
-        return self._execution.run_batches(self._step, batches, arguments)
+    def _run(self, run: _Run) -> list[tuple[list[HostBatch], Any]]:
+        if run.arguments is None:  # more than one batch if they were read before this was eager
+            return [([batch], self._run_eagerly(batch)) for batch in run.batches]
+        result = self._execution.run_batches(self._step, run.batches, run.arguments)
+        return [(run.batches, result)]
 
     def _run_eagerly(self, batch: HostBatch) -> Any:
         parts = with_selected_rows(batch.parts(self._strategy.topology.num_local_replicas))

@@ -475,6 +475,12 @@ class DistributedVariable(RowUpdates, keras.Variable, ScatterMethods):
         if aggregation is VariableAggregation.SUM and is_number:
             raise number_to_sum(value, self.path)
         own = self._convert_to_tensor(value, dtype=self._dtype)
+        scope = current_scope()
+        if not self.has_value and scope is not None and scope.replica is not None:
+            # An eager call that creates variables runs again. It is the first replica alone that
+            # builds layers, so what it assigns there stands for all.
+            is_sum = aggregation is VariableAggregation.SUM
+            return own * context.num_replicas_in_sync if is_sum else own
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = context.replica_id_in_sync_group == 0
             own = jnp.where(is_first, own, jnp.zeros_like(own))

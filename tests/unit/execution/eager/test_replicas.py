@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,30 @@ from stratagem.options import ReduceOp
 @pytest.fixture
 def strategy():
     return sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "sum", "only_first_replica"])
+def test_variable_may_be_assigned_where_it_is_created(strategy, aggregation) -> None:
+    """Only the first replica comes there: the others find it."""
+
+    def run() -> tuple[list[float], float]:
+        made: list[Any] = []
+
+        def step(x: Any) -> Any:
+            if not made:
+                made.append(keras.Variable(np.float32(1), aggregation=aggregation))
+                made[0].assign(np.float32(5))
+                made[0].assign_add(np.float32(1))
+            made[0].assign_add(x)
+            return made[0].value + 0
+
+        with strategy.scope():
+            results = strategy.run(step, args=(np.float32(2),))
+        return [float(one) for one in strategy.local_results(results)], float(made[0].value)
+
+    found = run()
+    sg.config.run_eagerly(False)
+    assert found == run()
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,15 @@ import pytest
 import stratagem as sg
 from stratagem.variables.registry import VariableKind
 from tests.parity.comparison import (
+    Scope,
+    carried_out,
     differences,
+    evaluated,
+    fitted,
     mirrored,
     plain_keras,
     regression,
+    with_known_weights,
 )
 from tests.unit.keras.replicas import dense_model, kind_of, two
 from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES, Decoder, made
@@ -140,6 +145,58 @@ def test_layers_of_an_eager_model_see_values(way: str) -> None:
     finally:
         sg.config.run_eagerly(False)
     np.testing.assert_allclose(seen, [x[0, 0], x[2, 0]])
+
+
+# Eager replicas without a row: each op then sees an array of no rows.
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduction", "num_rows"),
+    [
+        ("masked", "mean_with_sample_weight", 4),
+        ("plain", "sum", 1),
+        *(
+            pytest.param(kind, reduction, num_rows, marks=pytest.mark.slow)
+            for kind, reduction in [
+                ("masked", "sum_over_batch_size"),
+                ("plain", "mean"),
+                ("recurrent", "mean"),
+            ]
+            for num_rows in (5, 4, 1)
+        ),
+    ],
+)
+def test_eager_replicas_without_rows_change_no_number(
+    kind: str, reduction: str, num_rows: int
+) -> None:
+    """With masks, activity regularizers and weights; an op of such a replica gets no rows."""
+    random = np.random.RandomState(num_rows)
+    x = random.standard_normal((num_rows, 2, 3)).astype("float32")
+    x[::3, 1] = 0  # masked
+    y = random.randint(0, 3, (num_rows, 2))
+    weights = random.uniform(0.2, 2.0, (num_rows, 2)).astype("float32")
+
+    def job(scope: Scope, *, eager: bool = False) -> dict[str, Any]:
+        with scope():
+            last = keras.layers.Dense(3, activation="softmax", activity_regularizer="l2")
+            before = [keras.layers.Masking()] if kind != "plain" else []
+            if kind == "recurrent":
+                before.append(keras.layers.GRU(2, return_sequences=True))
+            model = keras.Sequential([keras.layers.Input((2, 3)), *before, last])
+            model.compile(
+                keras.optimizers.SGD(0.1),
+                keras.losses.SparseCategoricalCrossentropy(reduction=reduction),
+                metrics=["accuracy"],
+                weighted_metrics=["accuracy"],
+                run_eagerly=eager,
+            )
+        with_known_weights(model)
+        data: Any = {"sample_weight": weights, "batch_size": num_rows}
+        measured = fitted(model, x, y, epochs=1, **data) | evaluated(model, x, y, **data)
+        return {**measured, "predict": model.predict(x, batch_size=num_rows, verbose=0)}
+
+    eagerly = functools.partial(job, eager=True)
+    assert differences(carried_out(eagerly, mirrored(3).scope), plain_keras(job)) == []
 
 
 # Generation with weights that stay on the devices that store them.

@@ -367,6 +367,20 @@ def test_groups_that_are_transferred_early_train_as_others(monkeypatch: pytest.M
     assert len([*source]) == 2
 
 
+@pytest.mark.parametrize("puts_first", [False, True])
+def test_groups_read_before_steps_became_eager_run_whole(puts_first: bool, monkeypatch) -> None:
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: puts_first)
+    counts: list[int] = []
+    for scope in (two, contextlib.nullcontext):
+        model = _model(scope, steps=2)
+        turn_on = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, model=model: setattr(model, "run_eagerly", True)
+        )
+        model.fit(*regression(32), batch_size=4, verbose=0, callbacks=[turn_on])
+        counts.append(int(model.optimizer.iterations))
+    assert counts == [8, 8]
+
+
 @pytest.mark.slow
 def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(monkeypatch) -> None:
     monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
