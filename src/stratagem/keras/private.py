@@ -286,6 +286,10 @@ Trainer: Any = find("keras.src.trainers.trainer.BaseTrainer")
 jax_core: Any = find("keras.src.backend.jax.ops")
 
 
+# From 3.14 on, Keras divides an activity regularizer's loss by the batch size.
+REGULARIZES_PER_ROW = Version(keras.__version__).release >= (3, 14)
+
+
 def as_open(owner: object) -> Any:
     """Returns an object of Keras as one whose private names may be used."""
     return owner

@@ -27,9 +27,9 @@ from stratagem.variables.components import mean_of_components
 from stratagem.variables.distributed import (
     DistributedValues,
     IndexedSlices,
-    Mirrored,
     PerReplica,
     is_array,
+    without_mirrored,
 )
 
 
@@ -84,7 +84,7 @@ def reduce(op: ReduceOp, value: object, axes: tuple[int, ...] | None, *, num_rep
     _check_numbers(value)
     if isinstance(value, PerReplica):
         return _reduce_per_replica(op, value, axes, num_replicas)
-    plain = value.value if isinstance(value, Mirrored) else value
+    plain = without_mirrored(value)
     _check_contribution(op, plain, num_replicas)
     if axes is not None and is_key(plain):
         raise random_keys_error("reduce")
@@ -303,7 +303,7 @@ def gather(value: object, axis: object, *, num_replicas: int) -> Any:
     """
     check_not_slices(value, "gather")
     if not isinstance(value, PerReplica):
-        return value.value if isinstance(value, Mirrored) else value
+        return without_mirrored(value)
     if value.local is not None:
         context = merge_context()
         local = jnp.asarray(value.local)

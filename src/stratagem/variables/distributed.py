@@ -385,7 +385,7 @@ def _add_operator(name: str) -> None:
     """Adds an array operator to `Mirrored`, because Python looks operators up on the class."""
 
     def operator(self: Mirrored, *others: object) -> Any:
-        plain = [other.value if isinstance(other, Mirrored) else other for other in others]
+        plain = [*map(without_mirrored, others)]
         return getattr(jax.numpy.asarray(self.value), name)(*plain)
 
     setattr(Mirrored, name, operator)

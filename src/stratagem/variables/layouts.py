@@ -24,7 +24,6 @@ from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
 
 
 # Store: the place of a variable's value between steps, such as shards or host memory.

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,6 @@ from jax.core import Tracer
 
 from stratagem.errors import explain, invalid
 from stratagem.variables.distributed import IndexedSlices
-
-if TYPE_CHECKING:
-    pass
 
 # Scatter updates of an array's rows: add, multiply, minimum and others.
 

@@ -15,7 +15,7 @@ from stratagem.devices.shards import local_copy, require_exact_integers
 from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.input.placement import PlacedBatches
-from stratagem.variables.distributed import Mirrored, PerReplica, is_array
+from stratagem.variables.distributed import Mirrored, PerReplica, is_array, without_mirrored
 
 if TYPE_CHECKING:
     from stratagem.devices.mesh import Topology
@@ -186,7 +186,7 @@ def flatten_arguments(
             leaves.append(_split_leaf(value, num_replicas))
             split.append(value.stacked)
             continue
-        value = value.value if isinstance(value, Mirrored) else value
+        value = without_mirrored(value)
         if is_array(value) or (
             isinstance(value, int | float | complex) and not isinstance(value, bool)
         ):

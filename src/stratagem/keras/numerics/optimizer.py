@@ -46,7 +46,12 @@ from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.variables.creation import adopt_optimizer
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
+from stratagem.variables.distributed import (
+    IndexedSlices,
+    PerReplica,
+    is_indexed_slices,
+    without_mirrored,
+)
 from stratagem.variables.layouts import is_remote
 from stratagem.variables.registry import home_of
 
@@ -576,4 +581,4 @@ def _same_for_all_replicas(grads: list[Any]) -> list[Any]:
                 code="SG412",
             )
         )
-    return [_whole(grad.value if isinstance(grad, Mirrored) else grad) for grad in grads]
+    return [_whole(without_mirrored(grad)) for grad in grads]

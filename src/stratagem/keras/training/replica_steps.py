@@ -32,6 +32,7 @@ from stratagem.keras.numerics.step_mode import (
     terms_of_step,
 )
 from stratagem.keras.private import (
+    REGULARIZES_PER_ROW,
     flatten_layers,
     fresh_masks,
     ids_of_losses,
@@ -45,10 +46,6 @@ from stratagem.variables.layouts import is_remote
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-
-
-# From this version on, Keras divides an activity regularizer's loss by the batch size.
-_REGULARIZER_PER_ROW_SINCE = (3, 14)
 
 
 class ReplicaSteps:
@@ -326,10 +323,6 @@ def _regularizers_of_true_rows(model: keras.Model) -> Generator[None]:
                 layer.activity_regularizer = layer.activity_regularizer.original
 
 
-def _keras_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in keras.__version__.split(".")[:2])
-
-
 class _TrueRowsRegularizer:
     """Activity regularizer whose mean over true examples matches a single device."""
 
@@ -341,7 +334,7 @@ class _TrueRowsRegularizer:
         context = lockstep_context()
         assert context is not None
         loss = self.original(true_rows(output, context))
-        if _keras_version() < _REGULARIZER_PER_ROW_SINCE:
+        if not REGULARIZES_PER_ROW:
             fraction = example_fraction(context, loss.dtype)
             return loss / jnp.where(fraction == 0, 1, fraction)  # no rows, no loss
         if not context.batch.is_padded or not context.batch.has_examples:

@@ -47,8 +47,6 @@ from stratagem.variables.distributed import PerReplica, is_per_replica, regroup
 from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
-    import keras
-
     from stratagem.execution.tracing.arguments import Arguments
     from stratagem.strategies.strategy import Strategy
 

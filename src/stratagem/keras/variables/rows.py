@@ -28,7 +28,7 @@ from stratagem.execution.replica_context import ReplicaContext
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.components import initial_digest
-from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica
+from stratagem.variables.distributed import IndexedSlices, PerReplica, without_mirrored
 from stratagem.variables.registry import Home, VariableKind, home_of
 from stratagem.variables.sharded_variable import changed_rows, sets_rows
 
@@ -181,7 +181,7 @@ def _aggregate(
 
 def _plain(variable: RowUpdates, method: str, value: object) -> IndexedSlices:
     """Returns the rows of a distributed value as one `IndexedSlices`, where that is allowed."""
-    slices = value.value if isinstance(value, Mirrored) else value
+    slices = without_mirrored(value)
     if not isinstance(slices, IndexedSlices):
         raise TypeError(
             explain(
