@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,9 @@ class Sgd:
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
         return []
+
+    def is_ready(self, arrays: Mapping[str, Any], rows: Collection[str]) -> bool:
+        return True
 
     def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
         values = {name: state.values[name] + gradient for name, gradient in grads.items()}

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stratagem.group.transport.endpoints import (
@@ -151,10 +151,9 @@ class Listener(Closing):
         host: address of this machine to listen on.
         port: port to listen on; 0 picks a free one.
         num_threads: number of requests handled concurrently.
-        at_once: request kinds that the receiving thread handles itself. That is faster, but blocks
-            all other requests.
-        is_short: returns True for other requests that the receiving thread may handle while no
-            other thread is busy.
+        is_inline: returns True for a request that the receiving thread handles itself. That is
+            faster, but blocks all other requests, and pings. Also gets True while no other thread
+            is busy.
 
     Raises:
         OSError: the address is taken, or does not belong to this machine.
@@ -169,13 +168,11 @@ class Listener(Closing):
         host: str = "127.0.0.1",
         port: int = 0,
         num_threads: int = 2,
-        at_once: Collection[str] = (),
-        is_short: Callable[[Message], bool] = lambda message: False,
+        is_inline: Callable[[Message, bool], bool] = lambda message, is_idle: False,
     ) -> None:
         self._zmq: Any = load_zmq()
         self._handle = handle
-        self._at_once = frozenset(at_once)
-        self._is_short = is_short
+        self._is_inline = is_inline
         self._counting = threading.Lock()
         self._num_handed_over = 0  # in other threads, not handled yet
         self._process = os.getpid()
@@ -330,8 +327,12 @@ class Listener(Closing):
         except ConnectionError as error:
             Request(Message("?"), answer).fail(error)
             return
-        is_idle = not self._num_handed_over
-        if request.message.kind in self._at_once or (is_idle and self._is_short(request.message)):
+        try:
+            is_inline = self._is_inline(request.message, not self._num_handed_over)
+        except Exception as error:  # noqa: BLE001 - fields are missing, say
+            request.fail(error)
+            return
+        if is_inline:
             self._handle_one(request)
             return
         with self._counting:

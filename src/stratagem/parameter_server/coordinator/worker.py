@@ -159,7 +159,14 @@ class Worker(Closing):
             "resource": self._make_resource,
             "move": self._move_server,
         }
-        self._listener = Listener(keys, self._handle, host=host, num_threads=1, at_once={"move"})
+        # A function that runs may wait for the server that has moved.
+        self._listener = Listener(
+            keys,
+            self._handle,
+            host=host,
+            num_threads=1,
+            is_inline=lambda message, _: message.kind == "move",
+        )
 
     @property
     def address(self) -> str:
@@ -209,7 +216,7 @@ class Worker(Closing):
         return Message("ok", {"pid": os.getpid()})
 
     def _move_server(self, message: Message) -> Message:
-        """Sets a server's new address; a running function may wait for that server."""
+        """Sets a server's new address."""
         if self._connections is not None:
             self._connections.move(message.fields["server"], message.fields["address"])
         return Message("ok")

@@ -453,7 +453,7 @@ class ParameterServer(Closing):
                 host=host,
                 port=port,
                 num_threads=num_threads,
-                is_short=self._is_short,
+                is_inline=lambda message, is_idle: is_idle and self._is_short(message),
             )
             if self._journal is not None:
                 self._journal.start()
@@ -607,4 +607,8 @@ class ParameterServer(Closing):
 
     def _is_short(self, message: Message) -> bool:
         limit_bytes = 0 if self.store.tiers.has_tables else _SHORT_BYTES.get(message.kind, 0)
-        return sum(array.nbytes for array in message.arrays) < limit_bytes
+        if sum(array.nbytes for array in message.arrays) >= limit_bytes:
+            return False
+        # While a program is compiled, 0.3 s each, pings must be answered: 26 tables of different
+        # shapes took 5 to 9 s, and clients gave the server up.
+        return message.kind != "push" or self._pushes.is_quick(message)

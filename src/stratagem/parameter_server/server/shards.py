@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -345,12 +345,13 @@ def piece_rows(size_bytes: int, num_rows: int) -> int:
 
 def padded_empty(count: int, row_shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Returns an array for `count` rows, padded with zeros to one of few sizes."""
-    padded = aligned_empty((_padded_size(count), *row_shape), dtype)
+    padded = aligned_empty((padded_size(count), *row_shape), dtype)
     padded[count:] = 0
     return padded
 
 
-def _padded_size(count: int) -> int:
+def padded_size(count: int) -> int:
+    """Returns the number of rows of an update with so many, padded."""
     size = max(_LEAST_ROWS, 1 << (count - 1).bit_length() if count else 0)
     return size if size <= _MANY_ROWS else -(-count // (size // 8)) * (size // 8)
 
@@ -358,7 +359,7 @@ def _padded_size(count: int) -> int:
 def _padded(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
     """Pads an array, or rows of it, with zeros to one of few sizes, so that few shapes compile."""
     count = len(array) if rows is None else len(rows)
-    if _padded_size(count) == count and rows is None:
+    if padded_size(count) == count and rows is None:
         return array
     padded = padded_empty(count, array.shape[1:], array.dtype)
     if rows is None:
@@ -419,6 +420,15 @@ class UpdateRule(Protocol):
 
         `state` holds only variables that have gradients: all rows or some. `grads` has the same
         names and shapes as the values. Its memory is reused after the call.
+        """
+        ...
+
+    def is_ready(
+        self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], rows: Collection[str]
+    ) -> bool:
+        """Returns False if `apply` would take long, as the first update of such arrays does.
+
+        `arrays` has the shapes and dtypes of the values of a `State`, and `rows` its `rows`.
         """
         ...
 

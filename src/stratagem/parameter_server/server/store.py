@@ -21,6 +21,7 @@ from stratagem.parameter_server.server.shards import (
     UpdateRule,
     is_stored_by,
     own_name,
+    padded_size,
     stored_name,
 )
 from stratagem.parameter_server.server.tables.disk_rows import Position
@@ -309,6 +310,34 @@ class ServerVariables:
                 self.version += 1
                 self.num_changes += 1
                 return self.version
+
+    def is_ready(
+        self,
+        whole: Sequence[str],
+        rows: Mapping[str, int],
+        optimizers: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Returns False if such an update may take long; `rows` has numbers of rows by name.
+
+        A table that refuses keys updates fewer rows: then the answer is of the most that it may be.
+        """
+        named: dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]] = {}
+        with self._reading:
+            for name in (*whole, *rows):
+                shard = self._shards.get(name)
+                if shard is None:
+                    return False
+                shape = shard.spec.shape
+                if name in rows:
+                    shape = (padded_size(rows[name]), *shape[1:])
+                optimizer = (optimizers or {}).get(name, "")
+                named.setdefault(optimizer, {})[name] = shape, np.dtype(shard.spec.dtype)
+            rules = {one: known.rule for one, known in self._optimizers.items()}
+        return all(
+            (rule := rules.get(optimizer)) is not None
+            and rule.is_ready(arrays, [name for name in arrays if name in rows])
+            for optimizer, arrays in named.items()
+        )
 
     def _updated(
         self,

@@ -77,10 +77,10 @@ def _answer_what_is_no_json(request: Request) -> None:
     ("handle", "words"),
     [(_leave, "raised SystemExit: left"), (_answer_what_is_no_json, "raised TypeError: .*JSON")],
 )
-@pytest.mark.parametrize("at_once", [(), ("x",)])
-def test_handler_that_fails_in_another_way_is_reported_too(keys, handle, words, at_once) -> None:
+@pytest.mark.parametrize("is_inline", [False, True])
+def test_handler_that_fails_in_another_way_is_reported_too(keys, handle, words, is_inline) -> None:
     with (
-        Listener(keys, handle, num_threads=1, at_once=at_once) as listener,
+        Listener(keys, handle, num_threads=1, is_inline=lambda *_: is_inline) as listener,
         Connections(keys, [listener.address]) as connections,
     ):
         for _ in range(2):
@@ -103,13 +103,16 @@ def test_quick_kinds_are_handled_at_once_and_short_ones_while_no_handler_is_busy
             may_end.wait(_LIMIT_S)
         request.answer(Message(threading.current_thread().name))
 
-    def is_short(message: Message) -> bool:
-        return message.kind == "short"
+    def is_inline(message: Message, is_idle: bool) -> bool:
+        assert message.kind != "wrong"
+        return message.kind == "quick" or (is_idle and message.kind == "short")
 
     with (
-        Listener(keys, handle, num_threads=2, at_once=("quick",), is_short=is_short) as listener,
+        Listener(keys, handle, num_threads=2, is_inline=is_inline) as listener,
         Connections(keys, [listener.address]) as connections,
     ):
+        with pytest.raises(ServerError, match="AssertionError"):
+            connections.ask(0, Message("wrong"), timeout_s=_LIMIT_S)
         assert connections.ask(0, Message(kind)).kind == idle
         held: list[Message] = []
         thread = threading.Thread(target=lambda: held.append(connections.ask(0, Message("hold"))))

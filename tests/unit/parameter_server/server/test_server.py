@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import resource
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -18,8 +20,11 @@ from stratagem.errors import UnavailableError
 from stratagem.group.transport import connection
 from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.endpoints import ClusterKeys
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.shard_layout import ShardLayout, layout_of_keys
+from stratagem.parameter_server.keras import update_rule
+from stratagem.parameter_server.keras.update_rule import KerasUpdate
 from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import UpdateMode
@@ -309,6 +314,62 @@ def test_server_without_a_journal_begins_with_nothing() -> None:
         state = ServerClient(connections).describe()[0]
         assert state["journaled_version"] is state["restored_version"] is None
         assert ServerClient(connections).journal() == {0: None}
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_pings_are_answered_while_the_programs_of_a_push_are_compiled(
+    connections, monkeypatch, is_keyed
+) -> None:
+    """Without that, tables of many shapes make clients give up a live server."""
+    served = ServerClient(connections)
+    names = ["t1", "t2", "t3"]
+    for width, name in enumerate(names, 1):
+        if is_keyed:
+            options = {"initializer": {"kind": "constant", "a": 0.0}}
+            served.create(layout_of_keys(name, (width,), "float32", [0], options), None)
+        else:
+            layout = ShardLayout(name, (99, width), "float32", (0,), (99,), has_rows=True)
+            served.create(layout, np.zeros((99, width), np.float32))
+    served.set_rule(KerasUpdate(keras.optimizers.SGD(1.0)), names)
+    threads: list[str] = []
+    compiled = update_rule._Program.__init__
+
+    def init(program, *args: object) -> None:
+        threads.append(threading.current_thread().name)
+        compiled(program, *args)
+
+    monkeypatch.setattr(update_rule._Program, "__init__", init)
+
+    def sent(count: int) -> list[str]:
+        threads.clear()
+        rows = np.arange(count)
+        served.push(
+            {}, {name: (rows, np.ones((count, w), "f4")) for w, name in enumerate(names, 1)}
+        )
+        return [one.partition(" ")[0] for one in threads]
+
+    assert sent(3) == 3 * ["handler"]
+    assert sent(5) == []
+    assert sent(90) == 3 * ["handler"]  # another padded shape
+
+
+def test_push_of_a_known_shape_is_handled_where_it_arrives(server, served) -> None:
+    rule = KerasUpdate(keras.optimizers.SGD(1.0))
+    served.set_rule(rule, ["v", "table"], optimizer="keras")
+    quick = server.running._pushes.is_quick
+
+    def message(*rows: str) -> Message:
+        arrays = [np.ones(3, "f4"), *(len(rows) * [np.arange(2), np.ones((2, 2), "f4")])]
+        optimizers = dict.fromkeys(["v", "table"], "keras")
+        return Message("push", {"whole": ["v"], "rows": rows, "optimizers": optimizers}, arrays)
+
+    assert not quick(message())
+    served.push({"v": np.ones(3, "f4")}, {}, optimizers={"v": "keras"})
+    assert quick(message())
+    assert not quick(message("table"))
+    server.running._pushes.set_mode(UpdateMode(num_needed=2))
+    assert quick(message())
+    assert not quick(message("table"))
 
 
 def test_full_disk_does_not_stop_training_and_is_reported(tmp_path) -> None:
