@@ -59,14 +59,9 @@ class TableCopy:
         return KeyedMarks(rows, np.arange(keyed.candidates.num_slots, dtype=np.int32))
 
     def last(self, marks: KeyedMarks, version: int, save: str) -> SavedRows:
-        """Returns the last changed slots, and all free ones. Call while no update is made."""
+        """Returns the last changed slots. Call while no update is made."""
         keyed = self.shard.keyed
-        part = self.shard.saved(
-            KeyedMarks(
-                np.union1d(marks.rows, keyed.rows.free),
-                np.union1d(marks.candidates, keyed.candidates.free),
-            )
-        )
+        part = self.shard.saved(marks)
         self.shard.note_save(save, version)
         self.end = TableEnd(
             version + keyed.version_offset,

@@ -278,7 +278,7 @@ class Table(Journaled):
             assert keyed.rows.counts[slots].tolist() == [row.count for row in rows]
             assert ages.tolist() == [self.num_updates - row.seen for row in rows]
             with lock:
-                keyed.rows.remove(slots)
+                keyed.rows.remove(slots, store.version + 1 + keyed.version_offset)
             store.num_changes += 1
 
     @rule(is_change=st.booleans())

@@ -517,9 +517,10 @@ class KeySlots:
         self.mark(slots)
         return slots
 
-    def remove(self, slots: np.ndarray) -> None:
-        """Removes the keys of slots, and makes the slots free."""
+    def remove(self, slots: np.ndarray, version: int) -> None:
+        """Removes the keys of slots, and makes the slots free, in the update of a version."""
         self.index.remove(slots)
+        self.seen[slots] = version
         self._is_used.array[slots] = False
         self._free.grow(self._num_free + len(slots))
         self._free.array[self._num_free : self._num_free + len(slots)] = slots
@@ -537,7 +538,7 @@ class KeySlots:
         self.dirty.mark(slots)
 
     def changed(self, version: int) -> np.ndarray:
-        """Returns the slots whose last update has a later version, in order."""
+        """Returns the slots that were updated or freed after a version, in order."""
         return np.flatnonzero(self.seen[: self.num_slots] > version)
 
     @property
@@ -604,8 +605,7 @@ class KeySlots:
             raise ValueError("a slot of a keyed table is negative")
         end = int(saved.slots.max()) + 1 if len(saved.slots) else 0
         if end > self.num_slots:
-            self.grow(end)
-            self._is_used.array[self.num_slots : end] = False
+            self._grow_free(end)
             self.num_slots = end
         self.index.keys[saved.slots] = saved.keys
         self.seen[saved.slots], self.counts[saved.slots] = saved.seen, saved.counts
@@ -646,8 +646,7 @@ class KeySlots:
             ValueError: these are not the free slots.
         """
         free = np.sort(order.free)
-        self.grow(order.num_slots)
-        self._is_used.array[self.num_slots : order.num_slots] = False
+        self._grow_free(order.num_slots)
         own = np.flatnonzero(~self._is_used.array[: order.num_slots])
         if order.num_slots < self.num_slots or not np.array_equal(free, own):
             raise ValueError("the free slots of a keyed table are others")
@@ -662,10 +661,15 @@ class KeySlots:
         Without `marks`, others may mark them.
         """
         end = max(num_slots, self.num_slots)
-        self.grow(end)
-        self._is_used.array[self.num_slots : end] = False
+        self._grow_free(end)
         if marks:
             self.mark(np.arange(end))
+
+    def _grow_free(self, end: int) -> None:
+        """Makes slots below `end` available, and the new ones free."""
+        self.grow(end)
+        self._is_used.array[self.num_slots : end] = False
+        self.seen[self.num_slots : end] = 0
 
     def _windows(self, size: int) -> Generator[np.ndarray]:
         """Yields all slots in windows, each of the hand and the next slots."""

@@ -80,7 +80,7 @@ class KeyedRows:
             return self.most_rows - num_known
         return self.most_rows - len(self.rows)
 
-    def make(self, known: np.ndarray, new: np.ndarray) -> np.ndarray:
+    def make(self, known: np.ndarray, new: np.ndarray, version: int) -> np.ndarray:
         """Makes rows, and returns their slots. Evicts others, but not `known` ones, if needed."""
         if not len(new):
             return new
@@ -89,7 +89,7 @@ class KeyedRows:
         if excess > 0 and isinstance(eviction, LeastFrequent | LeastRecent):
             with self.rows.held(known):
                 evicted = self.rows.chosen(eviction, excess)
-            self._evict(evicted)
+            self._evict(evicted, version)
         self.counters["created"] += len(new)
         return self.rows.add(new)
 
@@ -99,7 +99,7 @@ class KeyedRows:
         self.rows.note(sighting.slots, version)
         slots = sighting.slots
         if len(sighting.new):
-            made = self.make(sighting.slots, sighting.new)
+            made = self.make(sighting.slots, sighting.new, version)
             self.rows.note(made, version)
             slots = np.concatenate([slots, made])
         self.counters["refused_updates"] += len(sighting.refused)
@@ -111,7 +111,7 @@ class KeyedRows:
         """Evicts rows for their age."""
         if isinstance(self._options.eviction, NotSeenFor):
             version += self.version_offset
-            self._evict(self.rows.aged(self._options.eviction, version))
+            self._evict(self.rows.aged(self._options.eviction, version), version)
 
     @property
     def most_candidates(self) -> int:
@@ -136,7 +136,7 @@ class KeyedRows:
         """Counts keys without a row, and forgets those that have got one."""
         candidates, most = self.candidates, self.most_candidates
         slots = candidates.find(sighting.new)
-        candidates.remove(slots[slots >= 0])
+        candidates.remove(slots[slots >= 0], version)
         slots = candidates.find(sighting.refused)
         known = slots[slots >= 0]
         candidates.note(known, version)
@@ -145,10 +145,10 @@ class KeyedRows:
         if excess > 0:
             with candidates.held(known):
                 forgotten = candidates.chosen(LeastRecent(), excess)
-            candidates.remove(forgotten)
+            candidates.remove(forgotten, version)
         candidates.note(candidates.add(new), version)
 
-    def _evict(self, slots: np.ndarray) -> None:
+    def _evict(self, slots: np.ndarray, version: int) -> None:
         self.counters["evicted"] += len(slots)
         self.counters["evicted_updates"] += int(self.rows.counts[slots].sum(dtype=np.int64))
-        self.rows.remove(slots)
+        self.rows.remove(slots, version)
