@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from stratagem import settings
 from stratagem.checkpoint.storage.files import is_whole
+from stratagem.checkpoint.storage.shards import silence_error
 from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError, explain
 from stratagem.group.current import current_group
 
@@ -65,11 +67,11 @@ def run_on_all(name: str, work: Callable[[], _Result]) -> _Result:
     return results[0]
 
 
-def agree_on_all(name: str, own: bool) -> bool:
-    """Returns True if `own` is True on every process."""
+def agree_on_all(name: str, work: Callable[[], bool]) -> bool:
+    """Returns True if a function returns True on every process."""
     if current_group() is None:
-        return own
-    return all(_call_and_exchange(name, lambda: own, with_results=True))
+        return work()
+    return all(_call_and_exchange(name, work, with_results=True))
 
 
 def _call_and_exchange(
@@ -111,6 +113,34 @@ def _remote_error(name: str, label: str, kind: str, text: str) -> Exception:
     return _KINDS.get(kind, RuntimeError)(message)
 
 
+def read_in_time(folder: Path, read: Callable[[], _Result]) -> _Result:
+    """Returns what a function reads from a folder of checkpoints; in a group, within the limit.
+
+    A file system that hangs blocks whoever reads for ever, and the others wait. So a thread reads
+    there, which is given up with an error of all. The function must not touch devices.
+    """
+    if current_group() is None:
+        return read()
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(read())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="stratagem-restore", daemon=True)
+    thread.start()
+    limit_s = float(settings.read("save_timeout_s"))
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise silence_error(f"This process has not read {folder}", limit_s)
+    return results[0]
+
+
 # A manager that reuses a number first writes the new checkpoint beside the old one.
 _NUMBERED = re.compile(r".+-\d+(\.new)?")
 _POLL_S = 1.0
@@ -137,7 +167,9 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     Source: TF 2.21 checkpoint_management.py, latest_checkpoint.
     """
     folder = Path(os.fspath(checkpoint_dir)).absolute()
-    name = run_on_first("latest_checkpoint", lambda: newest_in(folder))
+    name = run_on_first(
+        "latest_checkpoint", lambda: read_in_time(folder, lambda: newest_in(folder))
+    )
     return None if name is None else str(folder / name)
 
 

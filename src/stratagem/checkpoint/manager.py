@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.latest import is_first, run_on_first
+from stratagem.checkpoint.latest import is_first, read_in_time, run_on_first
 from stratagem.checkpoint.policies import Any as AnyPolicy
 from stratagem.checkpoint.policies import (
     KeepEveryHours,
@@ -115,7 +115,8 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """Paths of the complete checkpoints of process 0, oldest first."""
         return run_on_first(
-            "CheckpointManager.checkpoints", lambda: list(map(str, self._paths().values()))
+            "CheckpointManager.checkpoints",
+            lambda: list(map(str, read_in_time(self._folder, self._paths).values())),
         )
 
     @property

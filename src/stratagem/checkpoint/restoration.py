@@ -9,6 +9,7 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.checkpoint.latest import agree_on_all, is_first, run_on_all, run_on_first
+from stratagem.checkpoint.latest import (
+    agree_on_all,
+    is_first,
+    read_in_time,
+    run_on_all,
+    run_on_first,
+)
 from stratagem.checkpoint.objects import Consumption, Part, part_of
 from stratagem.checkpoint.restoring import (
     METRICS,
@@ -180,7 +187,7 @@ def begin_sharded_write(
     if created is None:
         return None
     temporary = Path(created)
-    if not agree_on_all("Checkpoint.write", temporary.is_dir()):
+    if not agree_on_all("Checkpoint.write", temporary.is_dir):
         if is_first():
             shutil.rmtree(temporary, ignore_errors=True)
         return None
@@ -249,7 +256,7 @@ class ShardedRestore:
     """
 
     def __init__(self, folder: Path, values: Sequence[SavedValue]) -> None:
-        self._reader = ShardReader(folder)
+        self._folder, self._reader = folder, ShardReader(folder)
         self._values = {one.name: one for one in self._chosen(folder, values)}
         self._read: dict[tuple[str, str], list[_Array]] = {}
 
@@ -261,17 +268,18 @@ class ShardedRestore:
         if not self._values:
             return
         size_bytes = sum(_local_bytes(one) for one in self._values.values())
-        fits = agree_on_all("Checkpoint.restore", fits_in_memory(size_bytes))
+        fits = agree_on_all("Checkpoint.restore", lambda: fits_in_memory(size_bytes))
+
+        regions = {one.name: list(_regions(one.variable).values()) for one in self._values.values()}
 
         def work() -> None:
             for one in self._values.values():
-                regions = list(_regions(one.variable).values())
                 if fits:
-                    self._read[one.name] = self._reader.read(one.item, one.entry, regions)
+                    self._read[one.name] = self._reader.read(one.item, one.entry, regions[one.name])
                 else:
-                    self._reader.verify(one.item, one.entry, regions)
+                    self._reader.verify(one.item, one.entry, regions[one.name])
 
-        run_on_all("Checkpoint.restore", work)
+        run_on_all("Checkpoint.restore", lambda: read_in_time(self._folder, work))
 
     def assign(self) -> None:
         """Sets the variables."""
@@ -283,7 +291,12 @@ class ShardedRestore:
 
     def _assignment(self, one: SavedValue) -> Callable[[], None]:
         regions = list(_regions(one.variable).values())
-        return lambda: _set_shards(one.variable, self._reader.read(one.item, one.entry, regions))
+
+        def work() -> None:
+            read = partial(self._reader.read, one.item, one.entry, regions)
+            _set_shards(one.variable, read_in_time(self._folder, read))
+
+        return work
 
     def _chosen(self, folder: Path, values: Sequence[SavedValue]) -> list[SavedValue]:
         sharded = [one for one in values if sharded_value_of(one.variable) is not None]
@@ -301,8 +314,11 @@ def _is_same_everywhere(folder: Path) -> bool:
         except OSError:
             return None
 
-    expected = run_on_first("Checkpoint.restore", digest)
-    return agree_on_all("Checkpoint.restore", expected is not None and digest() == expected)
+    expected = run_on_first("Checkpoint.restore", lambda: read_in_time(folder, digest))
+    return agree_on_all(
+        "Checkpoint.restore",
+        lambda: expected is not None and read_in_time(folder, digest) == expected,
+    )
 
 
 def _regions(variable: Any) -> dict[str, Region]:
@@ -526,7 +542,8 @@ class Restoration:
             )
             if fits_in_memory(size_bytes):
                 return False
-            files.check_arrays(self._folder, self._manifest, self._wanted(paths))
+            check = partial(files.check_arrays, self._folder, self._manifest, self._wanted(paths))
+            read_in_time(self._folder, check)
             return True
 
         if not run_on_first("Checkpoint.restore", must_divide):
@@ -551,7 +568,10 @@ class Restoration:
         """Reads arrays by name of the object; called on process 0, which has the folder."""
         names = {self._saved[name]["item"]: name for name in paths}
         own = receive if current_group() is None else None  # others get bytes
-        read = files.read_arrays(self._folder, self._manifest, self._wanted(paths), own)
+        wanted = self._wanted(paths)
+        read = read_in_time(
+            self._folder, lambda: files.read_arrays(self._folder, self._manifest, wanted, own)
+        )
         return {names.get(item, item): dict(arrays) for item, arrays in read.items()}
 
     def _wanted(self, paths: _Paths) -> _Paths:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.checkpoint.latest import is_first, newest_in, run_on_first
+from stratagem.checkpoint.latest import is_first, newest_in, read_in_time, run_on_first
 from stratagem.checkpoint.objects import Part
 from stratagem.checkpoint.storage import files
 from stratagem.checkpoint.storage.files import (
@@ -311,7 +311,7 @@ def wait_for_writing() -> None:
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint; raises DataLossError if it is damaged."""
     wait_for_files()
-    return files.read_manifest(folder)
+    return read_in_time(folder, lambda: files.read_manifest(folder))
 
 
 def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:
@@ -428,7 +428,11 @@ class CheckpointReader:
             )
         item, entry = self._entries[tensor_str]
         path = entry["path"]
-        return files.read_arrays(self._folder, self._manifest, {item: [path]})[item][path]
+        names = {item: [path]}
+        read = read_in_time(
+            self._folder, lambda: files.read_arrays(self._folder, self._manifest, names)
+        )
+        return read[item][path]
 
 
 def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:

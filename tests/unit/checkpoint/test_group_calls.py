@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stratagem.checkpoint import latest as group_calls
-from stratagem.checkpoint.latest import is_first, run_on_all, run_on_first
-from stratagem.errors import DataLossError
+from stratagem.checkpoint.latest import is_first, read_in_time, run_on_all, run_on_first
+from stratagem.checkpoint.saving import load_manifest
+from stratagem.checkpoint.storage import files
+from stratagem.errors import DataLossError, DeadlineExceededError
 
 
 class Group:
@@ -78,3 +84,39 @@ def test_error_of_another_names_it_and_keeps_its_class(
     ) as raised:
         run_on_first("here", lambda: None)
     assert type(raised.value) is expected
+
+
+# A file system that hangs while others wait.
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch) -> Iterator[Path]:
+    """A checkpoint whose metadata can be opened, but not read, as on a lost NFS server."""
+    folder = tmp_path / "hung-1"
+    folder.mkdir()
+    os.mkfifo(folder / "_CHECKPOINT_METADATA")
+    monkeypatch.setattr(files, "is_whole", lambda folder: True)
+    monkeypatch.setenv("STRATAGEM_SAVE_TIMEOUT_S", "0.2")
+    yield folder
+    with open(folder / "_CHECKPOINT_METADATA", "wb"):
+        pass  # ends the thread
+
+
+def test_reading_that_hangs_ends_with_the_limit_and_names_the_folder(hung, monkeypatch) -> None:
+    group = Group(0)
+    enter(monkeypatch, group)
+    with pytest.raises(DeadlineExceededError, match=f"has not read {hung} within 0.2 s") as raised:
+        run_on_first("here", lambda: load_manifest(hung))
+    assert "SG508" in str(raised.value)
+    (_, sent), *_ = group.sent
+    assert sent["error"] == ["DeadlineExceededError", str(raised.value)]
+
+
+def test_reading_in_time_returns_or_raises_what_it_does(tmp_path, monkeypatch) -> None:
+    here = threading.current_thread()
+    assert read_in_time(tmp_path, threading.current_thread) is here
+    enter(monkeypatch, Group(0))
+    assert read_in_time(tmp_path, threading.current_thread) is not here
+    assert read_in_time(tmp_path, lambda: None) is None
+    with pytest.raises(OSError, match="disk full"):
+        read_in_time(tmp_path, fail)

@@ -6,15 +6,18 @@ its checksum is that of all its bytes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -136,6 +139,9 @@ _Array = np.ndarray[Any, Any]
 Receiver = Callable[[_Array], Any]
 """Copies a verified array, whose memory is used again; the reader returns the copy in its place."""
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
 _Entries = Mapping[str, Sequence[Mapping[str, Any]]]
 
 # Smaller arrays are returned as they are: another copy costs more than their memory.
@@ -143,8 +149,6 @@ _MIN_BYTES = 2**20
 # Read and verified at once: fits the cache of a core.
 _PIECE_BYTES = 2**19
 _MAX_READERS = 4
-# A shard of one chunk ends with an index: offset and size of the chunk, and a checksum.
-_INDEX_BYTES = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +157,6 @@ class _Location:
 
     file: Path
     offset_bytes: int
-    length_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,18 +192,15 @@ def read_whole(
                 scratch.put(memory)
 
     read_by_path: dict[str, dict[str, Any]] = {item: {} for item in entries}
-    with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
-        for (item, entry), array in zip(found, threads.map(read, found), strict=True):
-            read_by_path[item][entry["path"]] = array
+    for (item, entry), array in zip(found, _in_threads(read, found), strict=True):
+        read_by_path[item][entry["path"]] = array
     return read_by_path
 
 
 def verify_whole(folder: Path, entries: _Entries) -> None:
     """Raises DataLossError if an array is damaged."""
     reader = ShardReader(folder)
-    with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
-        for _ in threads.map(lambda one: reader.verify(*one), _pairs(entries)):
-            pass
+    _in_threads(lambda one: reader.verify(*one), _pairs(entries))
 
 
 def _pairs(entries: _Entries) -> list[tuple[str, Mapping[str, Any]]]:
@@ -210,6 +210,29 @@ def _pairs(entries: _Entries) -> list[tuple[str, Mapping[str, Any]]]:
 def _num_readers() -> int:
     """Returns at least two: one waits for the disk while another verifies."""
     return min(_MAX_READERS, max(2, int(available_cores())))
+
+
+def _in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Returns the results for all items, in order, or raises the first error once all are done.
+
+    Unlike those of an executor, the threads do not keep the process from its end: a disk may hang.
+    """
+    futures = [Future[_Result]() for _ in items]
+    left = deque(zip(futures, items, strict=True))
+
+    def run() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                future, item = left.popleft()
+                try:
+                    future.set_result(work(item))
+                except BaseException as error:  # noqa: BLE001 - raised by `result`
+                    future.set_exception(error)
+
+    for _ in range(min(_num_readers(), len(items))):
+        threading.Thread(target=run, name="stratagem-readers", daemon=True).start()
+    wait(futures)
+    return [future.result() for future in futures]
 
 
 class ShardReader:
@@ -256,9 +279,7 @@ class ShardReader:
             for chunk in _chunks(entry):
                 read(chunk)
             return
-        with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
-            for _ in threads.map(read, _chunks(entry)):
-                pass
+        _in_threads(read, list(_chunks(entry)))
 
     def verify(
         self, item: str, entry: Mapping[str, Any], regions: Sequence[Region] | None = None
@@ -385,8 +406,8 @@ def _locations_of(item: Path) -> dict[str, _Location]:
 
 def _location(item: Path, value: str) -> _Location:
     """Parses value:FOLDER:FILE:OFFSET:LENGTH."""
-    _, folder, file, offset, length = value.split(":")
-    return _Location(item / folder / file, int(offset), int(length))
+    _, folder, file, offset, _ = value.split(":")
+    return _Location(item / folder / file, int(offset))
 
 
 def _size_bytes(entry: Mapping[str, Any]) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as orbax
 import pytest
 
-from stratagem.checkpoint.storage import files
+from stratagem.checkpoint.storage import files, shard_reader
 from stratagem.checkpoint.storage.files import (
     OrbaxWarnings,
     check_arrays,
@@ -325,6 +325,22 @@ def test_arrays_are_read_without_orbax(saved: Any, monkeypatch: pytest.MonkeyPat
     _require_equal(read)
     np.testing.assert_array_equal(read["pytree"]["a/kernel"], by_orbax["pytree"]["a"]["kernel"])
     np.testing.assert_array_equal(read["state"]["value"], by_orbax["state"]["value"])
+
+
+def test_readers_end_with_the_process_and_raise_the_first_error() -> None:
+    """Threads of an executor would keep a process that a disk hangs from its exit."""
+    begun: list[int] = []
+
+    def work(number: int) -> bool:
+        begun.append(number)
+        if number in {1, 2}:
+            raise OSError(f"error {number}")
+        return threading.current_thread().daemon
+
+    assert shard_reader._in_threads(work, [3, 4, 5]) == [True, True, True]
+    with pytest.raises(OSError, match="error 1"):
+        shard_reader._in_threads(work, [6, 1, 2, 7])
+    assert sorted(begun) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_large_arrays_are_handed_to_the_receiver(saved: Any) -> None:
