@@ -116,8 +116,6 @@ class DispatcherConfig:
     Args:
         port: port to listen on; 0 picks a free one.
         protocol: "tcp"; one machine uses Unix sockets and shared memory by itself.
-        worker_addresses: addresses of workers, as TensorFlow's static policies need them. Not
-            needed here: these divide the data among the workers that are there.
         worker_timeout_ms: how long a worker may be silent before it is lost; None for
             `STRATAGEM_PEER_TIMEOUT_S`.
         host: address of this machine to listen on.
@@ -134,7 +132,6 @@ class DispatcherConfig:
 
     port: int = 0
     protocol: str | None = "tcp"
-    worker_addresses: list[str] | None = None
     worker_timeout_ms: int | None = None
     host: str = dataclasses.field(default="127.0.0.1", kw_only=True)
 
@@ -144,10 +141,15 @@ class DispatcherConfig:
 
 @dataclasses.dataclass
 class _Worker:
-    """A worker that has announced itself; `local` is its Unix socket's address, or empty."""
+    """A worker that has announced itself; `local` is its Unix socket's address, or empty.
+
+    `group` are the name and the number of the workers that are started together: an epoch that
+    begins when some of them are there has a lane for each.
+    """
 
     local: str
     tags: list[str]
+    group: tuple[str, int]
     heard_s: float
 
 
@@ -194,8 +196,6 @@ class DispatchServer(Closing):
         )
         self._lock = threading.Lock()
         self._workers: dict[str, _Worker] = {}
-        # Workers that are started together: an epoch that begins by then has a lane for each.
-        self._expected: dict[str, int] = {}
         self._datasets: dict[str, _Registered] = {}
         self._listener: Listener | None = None
         self._has_ended = threading.Event()
@@ -262,7 +262,6 @@ class DispatchServer(Closing):
         message = request.message
         answers = {
             "announce": self._announce,
-            "expect": self._expect,
             "leave": self._leave,
             "readers": self._readers,
             "register": self._register,
@@ -277,13 +276,10 @@ class DispatchServer(Closing):
         request.answer(answer)
 
     def _announce(self, message: Message) -> Message:
-        address, local, tags = (message.fields[one] for one in ("address", "local", "tags"))
-        self._workers[address] = _Worker(local, tags, time.monotonic())
+        fields = message.fields
+        worker = _Worker(fields["local"], fields["tags"], fields["group"], time.monotonic())
+        self._workers[fields["address"]] = worker
         return Message("noted", {"interval_s": min(_MOST_INTERVAL_S, self._silence_s / 4)})
-
-    def _expect(self, message: Message) -> Message:
-        self._expected[message.fields["group"]] = message.fields["count"]
-        return Message("noted")
 
     def _leave(self, message: Message) -> Message:
         self._workers.pop(message.fields["address"], None)
@@ -293,7 +289,8 @@ class DispatchServer(Closing):
         self._forget_silent()
         workers = sorted(self._workers.items())
         readers = [f"{one} {worker.local}".rstrip() for one, worker in workers]
-        fields = {"readers": readers, "num_expected": sum(self._expected.values())}
+        groups = {worker.group[0]: worker.group[1] for _, worker in workers}
+        fields = {"readers": readers, "num_expected": sum(groups.values())}
         return Message("readers", fields)
 
     def _forget_silent(self) -> None:

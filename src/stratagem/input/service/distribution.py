@@ -172,7 +172,7 @@ class ServiceSource(Source):
 def _check(facts: SourceFacts, wanted: ReadRequest) -> None:
     """Raises ValueError if a dataset cannot be read as asked for."""
     if wanted.policy is ShardingPolicy.HINT:
-        require_shards(wanted.policy, 1, num_files=None, has_shard_hint=facts.has_shard_hint)
+        require_shards(wanted.policy, None, num_files=None, has_shard_hint=facts.has_shard_hint)
     if wanted.is_exact:
         require_repeatable(facts)
 

@@ -112,9 +112,8 @@ def facts_of(source: Source) -> SourceFacts:
 class SplitPlan:
     """The splits of a source, as JSON.
 
-    `kind` is "copies" (each split is the whole source), "files", "ranges" (of `size` batches),
-    "shards" (of files, or by hint), or "strides" (every nth batch). `count` is the number of
-    splits; None if there is no end.
+    `kind` is "copies" (each split is the whole source), "files", "ranges" (of `size` batches), or
+    "shards" (by hint). `count` is the number of splits; None if there is no end.
     """
 
     kind: str
@@ -137,7 +136,7 @@ def plan_splits(
     if policy is ShardingPolicy.OFF and group is None:
         return SplitPlan("copies", num_copies)
     hint = facts.has_shard_hint
-    require_shards(policy, 1, num_files=facts.num_files, has_shard_hint=hint)
+    require_shards(policy, None, num_files=facts.num_files, has_shard_hint=hint)
     if policy is ShardingPolicy.HINT:
         return SplitPlan("shards", _NUM_SHARDS)
     if facts.num_files and policy not in (ShardingPolicy.OFF, ShardingPolicy.DATA):

@@ -309,8 +309,8 @@ class WorkerConfig:
 
     Args:
         dispatcher_address: address of the dispatcher, with or without `tcp://`.
-        worker_address: address for trainers and for `DispatcherConfig.worker_addresses`: a host,
-            or host:port; `%port%` stands for the port. None for loopback.
+        worker_address: address for trainers: a host, or host:port; `%port%` stands for the port.
+            None for loopback.
         port: port to listen on; 0 picks a free one.
         protocol: "tcp" or None.
         dispatcher_timeout_ms: how long `start` waits for the dispatcher; None for
@@ -352,7 +352,7 @@ class WorkerServer(Closing):
     Raises:
         OSError: the port is taken.
         UnavailableError: the dispatcher did not answer in time.
-        ValueError: the dispatcher does not expect this worker, or there is no secret for its host.
+        ValueError: there is no secret for its host.
 
     Example:
         >>> dispatcher = sg.input.service.DispatchServer()
@@ -367,6 +367,9 @@ class WorkerServer(Closing):
 
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
         self._config = config
+        # Name and number of the workers that are started together; this one alone, unless set
+        # before `start`.
+        self.group = (uuid.uuid4().hex, 1)
         self._listener: Listener | None = None
         self._has_ended = threading.Event()
         self._lock = threading.Lock()
@@ -425,6 +428,7 @@ class WorkerServer(Closing):
             address=self.address,
             local=self._local,
             tags=self._config.worker_tags or [],
+            group=self.group,
         )
         return answer.fields["interval_s"]
 
@@ -432,7 +436,7 @@ class WorkerServer(Closing):
         while not self._has_ended.wait(interval_s):
             try:
                 interval_s = self._announce(limit_s=10 * interval_s)
-            except (UnavailableError, ServerError, ValueError):
+            except (UnavailableError, ServerError):
                 interval_s = max(interval_s, _RETRY_S)
 
     def _keep_looking(self) -> None:
@@ -563,11 +567,16 @@ class WorkerServer(Closing):
         self._has_ended.wait()
 
 
-def serve_input_worker(index: int, dispatcher: str, host: str | None) -> WorkerServer:
+def serve_input_worker(
+    index: int, dispatcher: str, host: str | None, group: tuple[str, int]
+) -> WorkerServer:
     """Returns a worker in its process; without a host, on loopback if its dispatcher is."""
     if host is None and not is_loopback(split_address(dispatcher)[0]):
         host = own_host()
-    return WorkerServer(WorkerConfig(dispatcher, worker_address=host))
+    worker = WorkerServer(WorkerConfig(dispatcher, worker_address=host), start=False)
+    worker.group = group
+    worker.start()
+    return worker
 
 
 # Workers as processes on this machine or as Ray actors, and with a dispatcher.
@@ -596,11 +605,9 @@ class InputWorkers(Closing):
     def __init__(
         self, dispatcher: str, count: int, *, on_ray: bool = False, host: str | None = None
     ) -> None:
-        arguments = count * [(dispatcher, host)]
+        arguments = count * [(dispatcher, host, (uuid.uuid4().hex, count))]
         with contextlib.ExitStack() as stack:
             self._book = stack.enter_context(BookClient(dispatcher))
-            with contextlib.suppress(UnavailableError):  # The workers wait for it, too.
-                self._book.ask("expect", count=count, group=uuid.uuid4().hex)
             self.processes: LocalProcesses | RayProcesses
             if on_ray:
                 secret = find_secret()

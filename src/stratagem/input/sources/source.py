@@ -236,9 +236,12 @@ SHARD_HINT = -1
 
 
 def require_shards(
-    policy: enum.Enum, count: int, *, num_files: int | None, has_shard_hint: bool
+    policy: enum.Enum, count: int | None, *, num_files: int | None, has_shard_hint: bool
 ) -> None:
-    """Raises an error if data cannot be divided into `count` shards by a policy, HINT or FILE."""
+    """Raises an error if data cannot be divided into `count` shards by a policy, HINT or FILE.
+
+    None is the number of input workers, which take one file after the other.
+    """
     name = f"{type(policy).__name__}.{policy.name}"
     if policy.name == "HINT" and not has_shard_hint:
         raise invalid(
@@ -248,12 +251,12 @@ def require_shards(
             f"{type(policy).__name__}.DATA.",
             code="SG307",
         )
-    if policy.name == "FILE" and (num_files is None or num_files < count):
+    if policy.name == "FILE" and (num_files is None or num_files < (count or 1)):
         found = "no known files" if num_files is None else f"{num_files} files"
         raise InvalidArgumentError(
             explain(
-                f"{name} was set for {count} workers and a dataset with {found}.",
-                expected=f"{count} files or more.",
+                f"{name} was set for {count or 'input'} workers and a dataset with {found}.",
+                expected="a dataset of files." if count is None else f"{count} files or more.",
                 fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
                 f"use {type(policy).__name__}.DATA.",
                 code="SG307",

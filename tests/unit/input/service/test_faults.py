@@ -19,7 +19,7 @@ import pytest
 import stratagem as sg
 from stratagem.input.service import trainer, workers
 from stratagem.input.service.address_book import DispatcherConfig
-from stratagem.input.service.workers import WorkerConfig
+from stratagem.input.service.workers import WorkerConfig, WorkerServer
 from tests.unit.input.service.servers import LIMIT_S, in_threads, input_servers, values
 from tests.unit.launch.waiting import until
 
@@ -218,6 +218,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+def test_an_epoch_has_a_lane_for_each_worker_that_is_started_with_those_there() -> None:
+    """And for none that has gone: `input-service` may be started again and again."""
+
+    def started(group: tuple[str, int]) -> WorkerServer:
+        worker = WorkerServer(WorkerConfig(servers.target), start=False)
+        worker.group = group
+        worker.start()
+        return worker
+
+    dataset = sg.input.Dataset(np.arange(3), batch_size=1)
+    with input_servers(0) as servers:
+        for number in range(3):
+            with started((f"run {number}", 1)):
+                assert len(values(servers.distribute(dataset, "parallel_epochs"))) == 3
+        with started(("pair", 2)), servers.add_worker():
+            found = values(servers.distribute(dataset, "parallel_epochs"))
+            assert sorted(found) == sorted(3 * [[0], [1], [2]])
+
+
 def test_no_dispatcher_and_no_worker_are_errors() -> None:
     with input_servers(0) as servers:
         distributed = servers.distribute(_slow_dataset(), exactly_once=True)

@@ -130,7 +130,10 @@ def test_shards_by_hint_are_the_source() -> None:
 
 def test_policies_that_do_not_fit_the_source() -> None:
     plain = facts_of(sg.input.Dataset(np.arange(3), batch_size=1).as_source())
-    with pytest.raises(sg.errors.InvalidArgumentError, match=r"dataset with no known files"):
+    words = (
+        r"FILE was set for input workers and a dataset with no known files.\nExpected a dataset of"
+    )
+    with pytest.raises(sg.errors.InvalidArgumentError, match=words):
         plan_splits(plain, ShardingPolicy.FILE, 2)
     with pytest.raises(ValueError, match="HINT was set for a dataset without"):
         plan_splits(plain, ShardingPolicy.HINT, 2)
