@@ -88,6 +88,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self.address: str | None = None
+        self.num_open = 0  # requests, in a thread each
         self.avoid: set[str] = set()
         self.run = uuid.uuid4().hex
         self.has_any = False
@@ -133,6 +134,7 @@ class _Lane:
         place = _Place(self.reading, self.split, self.number)
         self.places.append(place)
         self.number += 1
+        self.reading.num_open += 1
         return place
 
 
@@ -308,6 +310,9 @@ _READ_AHEAD = 8
 # In coordinated reads, consumers agree on the order without talking: whatever workers there are.
 _LANES_IN_ROUNDS = 8
 _MOST_LOSSES = 8
+# Answers after which a batch is asked for again: a worker may have been started again since it got
+# the dataset.
+_UNDECIDED = {"wait", "unknown"}
 
 
 class EpochReading(Closing):
@@ -348,6 +353,8 @@ class EpochReading(Closing):
         self._may_skip = wanted.skip_errors
         self._warnings: list[str] = []
         self._lost: set[int] = set()
+        # Splits and runs, by their worker, which does not know yet that all of them has come.
+        self._taken: dict[str | None, list[tuple[int, str | None]]] = {}
         self._is_closed = False
         for _ in range(max(2, min(_MOST_THREADS, self._num_lanes))):
             threading.Thread(target=self._work, name="stratagem-input-fetch", daemon=True).start()
@@ -461,6 +468,8 @@ class EpochReading(Closing):
                 with self._changed:
                     place.error = error
                     self._changed.notify_all()
+            with self._changed:
+                self._note_taken(lane, place)
 
     def _claim(self) -> tuple[_Lane, _Place] | None:
         """Returns the next batch to ask for, once there is room; None once this is closed."""
@@ -471,6 +480,16 @@ class EpochReading(Closing):
                     return lane, lane.ask()
                 self._changed.wait()
             return None
+
+    def _note_taken(self, lane: _Lane, place: _Place) -> None:
+        """Notes that a request has ended: after the last one of a split, its worker may forget."""
+        reading = place.reading
+        reading.num_open -= 1
+        # Other consumers of the split may be behind.
+        if reading.num_open or lane.reading is reading or self._stride > 1:
+            return
+        run = None if self._dataset.facts.is_repeatable else reading.run
+        self._taken.setdefault(reading.address, []).append((place.split, run))
 
     def _next_lane(self) -> _Lane | None:
         """Returns the lane whose next batch is returned first of those that are not asked for."""
@@ -496,6 +515,7 @@ class EpochReading(Closing):
                 if self._is_closed or place not in lane.places:
                     return
                 fields = self._fields(lane, place)
+                fields["taken"] = self._taken.pop(address, [])
             if address is None:
                 self._workers.require(asked_s)
                 time.sleep(_AGAIN_S)
@@ -506,7 +526,7 @@ class EpochReading(Closing):
             answer = self._workers.ask(address, message)
             if answer is not None and answer.kind == "unknown":
                 answer = self._send_dataset(address, message)
-            if answer is not None and answer.kind != "wait":
+            if answer is not None and answer.kind not in _UNDECIDED:
                 batch = unpack_batch(answer) if "structure" in answer.fields else None
                 with self._changed:
                     if self._is_closed:  # nobody would wake it
@@ -521,7 +541,7 @@ class EpochReading(Closing):
                 return
             now_s = time.monotonic()
             if answer is not None:
-                seen = address, answer.fields["num_steps"]
+                seen = address, answer.fields.get("num_steps")
                 if seen != progress:
                     progress, progress_s = seen, now_s
                 if now_s < progress_s + settings.read("stuck_timeout_s"):
@@ -542,7 +562,7 @@ class EpochReading(Closing):
             one.number for one in lane.places if one.split == place.split and not one.is_ready
         ]
         keep = min(wanted, default=number) * stride
-        is_repeatable = self._dataset.facts.is_repeatable
+        facts = self._dataset.facts
         return {
             "dataset": self._dataset.name,
             "plan": [*dataclasses.astuple(self._plan)],
@@ -551,10 +571,13 @@ class EpochReading(Closing):
             "index": number * stride + self._offset,
             "from": number * stride,
             "is_round": self._wanted.in_rounds,
-            # Other consumers may be behind.
-            "keep": keep if stride == 1 else keep - _READ_AHEAD * stride,
+            "keep": keep,
+            # Other consumers may be behind by so much.
+            "behind": 0 if stride == 1 else _READ_AHEAD * stride,
             "ahead": max(_READ_AHEAD, _AHEAD_PER_LANE * stride),
-            "run": None if is_repeatable else place.reading.run,
+            # To know it, a worker might have to open all files.
+            "can_seek": facts.can_seek,
+            "run": None if facts.is_repeatable else place.reading.run,
             "is_new": not place.reading.has_any,
             "trainer": self._trainer,
         }
@@ -568,7 +591,7 @@ class EpochReading(Closing):
             fields = {"dataset": self._dataset.name}
             sent = Message("dataset", fields, (self._dataset.pickled,))
             answer = self._workers.ask(address, sent)
-            if answer is not None and answer.kind == "failed":
+            if answer is None or answer.kind == "failed":
                 return answer
         return self._workers.ask(address, message)
 
@@ -598,7 +621,7 @@ class EpochReading(Closing):
                 return
         if answer.kind == "lost":
             self._lost.add(place.split)
-        # The split ends here.
+        assert answer.kind in {"lost", "end", "failed"}  # the split ends here
         for one in [*lane.places]:
             if one.split == place.split and one.number >= place.number:
                 lane.places.remove(one)

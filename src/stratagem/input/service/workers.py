@@ -54,7 +54,7 @@ from stratagem.input.service.address_book import (
     service_keys,
     tcp_address,
 )
-from stratagem.input.service.splits import SplitPlan, facts_of, file_of_split, read_split
+from stratagem.input.service.splits import SplitPlan, file_of_split, read_split
 from stratagem.input.sources.source import Source
 from stratagem.launch.prefork.fork_server import SharedStandby
 from stratagem.launch.processes import LocalProcesses, RayProcesses
@@ -149,10 +149,35 @@ def _place(described: dict[str, Any]) -> str:
     )
 
 
-_MOST_BYTES = 2**27  # of the batches that one stream holds, if they are more than one
+_MOST_BYTES = 2**29  # of the batches that all streams hold, beside one for each
 # A request so far ahead of a stream opens another one, if that is possible without reading through.
 _FAR = 64
 _PATIENCE_S = 1.0  # of requests that wait
+
+
+class _Held:
+    """Size of the batches of all streams of a worker. All methods are called under its lock."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._waiting: set[threading.Condition] = set()  # for room
+
+    @property
+    def is_full(self) -> bool:
+        """True if there is no room for more."""
+        return self.num_bytes >= _MOST_BYTES
+
+    def has_room(self, changed: threading.Condition) -> bool:
+        """Returns True if there is room for more; else `changed` is notified once there is."""
+        if self.is_full:
+            self._waiting.add(changed)
+        return not self.is_full
+
+    def add(self, num_bytes: int) -> None:
+        """Counts batches, or what is dropped as a negative number."""
+        self.num_bytes += num_bytes
+        while self._waiting and not self.is_full:
+            self._waiting.pop().notify_all()
 
 
 class _Stream:
@@ -162,7 +187,10 @@ class _Stream:
     ended if `length` or `error` is set.
     """
 
-    def __init__(self, lock: threading.Lock, can_seek: bool, first: int, run: str | None) -> None:
+    def __init__(
+        self, lock: threading.Lock, held: _Held, can_seek: bool, first: int, run: str | None
+    ) -> None:
+        self._held = held
         self.run = run
         self.first = self.next = first
         self.trainers: set[str] = set()
@@ -171,7 +199,7 @@ class _Stream:
         self._changed = threading.Condition(lock)
         self._until = first
         self._batches: dict[int, Message] = {}
-        self._num_bytes = self._num_steps = 0
+        self._num_steps = 0
         self._last: Any = None
         self._length: int | None = None
         self._error: dict[str, Any] | None = None
@@ -195,9 +223,9 @@ class _Stream:
         self.trainers.add(fields["trainer"])
         self._is_compressed = fields["is_compressed"]
         self._until = max(self._until, index + fields["ahead"])
-        while self.first < min(fields["keep"], index, self.next):
-            dropped = self._batches.pop(self.first, None)
-            self._num_bytes -= 0 if dropped is None else _size(dropped)
+        keep = fields["keep"] - (0 if self._held.is_full else fields["behind"])
+        while self.first < min(keep, index, self.next):
+            self._drop(self.first)
             self.first += 1
         self._waiting.append((index, request))
         self._answer()
@@ -240,7 +268,19 @@ class _Stream:
         """Ends the reading."""
         self._is_closed = True
         self._answer()
+        for index in [*self._batches]:
+            self._drop(index)
         self._changed.notify_all()
+
+    def is_over(self, idle_since_s: float) -> bool:
+        """Returns True if it may be closed for room: read to the end, or not asked for lately."""
+        has_ended = self._length is not None or self._error is not None
+        is_idle = has_ended or self.asked_s < idle_since_s
+        return is_idle and self.run is None and not self._waiting
+
+    def _drop(self, index: int) -> None:
+        dropped = self._batches.pop(index, None)
+        self._held.add(0 if dropped is None else -_size(dropped))
 
     def _note_skipped(self) -> None:
         self._num_steps += 1
@@ -277,9 +317,11 @@ class _Stream:
                         self._answer()
                     return
                 with self._changed:
+                    if self._is_closed:
+                        return
                     self._last = batch if keeps_last else None
                     self._batches[self.next] = message
-                    self._num_bytes += _size(message)
+                    self._held.add(_size(message))
                     self._num_steps += 1
                     self.next += 1
                     self._answer()
@@ -287,7 +329,9 @@ class _Stream:
     def _has_room(self) -> bool:
         if any(index >= self.next for index, *_ in self._waiting):
             return True
-        return self.next <= self._until and (not self._batches or self._num_bytes < _MOST_BYTES)
+        if self.next > self._until:
+            return False
+        return not self._batches or self._held.has_room(self._changed)
 
 
 def _size(message: Message) -> int:
@@ -301,6 +345,7 @@ def _without_rows(leaf: Any) -> Any:
 _TICK_S, _RETRY_S = 0.25, 0.2
 _MOST_SOURCES, _MOST_GONE = 64, 64
 _IDLE_S = 600.0
+_IDLE_WITHOUT_ROOM_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,12 +414,13 @@ class WorkerServer(Closing):
         self._config = config
         # Name and number of the workers that are started together; this one alone, unless set
         # before `start`.
-        self.group = (uuid.uuid4().hex, 1)
+        self.group: tuple[str, int] = (uuid.uuid4().hex, 1)
         self._listener: Listener | None = None
         self._has_ended = threading.Event()
         self._lock = threading.Lock()
         self._sources: dict[str, Source] = {}  # oldest first
         self._streams: dict[str, list[_Stream]] = {}  # by split
+        self._held = _Held()
         self._gone: collections.deque[str] = collections.deque(maxlen=_MOST_GONE)
         if start:
             self.start()
@@ -452,6 +498,7 @@ class WorkerServer(Closing):
                 self._close(
                     {one for one in streams if one.run is None and one.asked_s < idle_since_s}
                 )
+                self._make_room(now_s - _IDLE_WITHOUT_ROOM_S)
 
     def _all_streams(self) -> list[_Stream]:
         return [one for streams in self._streams.values() for one in streams]
@@ -465,6 +512,17 @@ class WorkerServer(Closing):
                 for split, streams in self._streams.items()
             }
             self._streams = {split: streams for split, streams in left.items() if streams}
+
+    def _make_room(self, idle_since_s: float) -> None:
+        """Closes streams if all together hold too much, those asked for least recently first.
+
+        Other consumers may still want what a stream has: it is then read again.
+        """
+        for one in sorted(self._all_streams(), key=lambda stream: stream.asked_s):
+            if not self._held.is_full:
+                return
+            if one.is_over(idle_since_s):
+                self._close({one})
 
     def _handle(self, request: Request) -> None:
         fields = request.message.fields
@@ -503,6 +561,7 @@ class WorkerServer(Closing):
                 request.answer(Message("failed", {"error": describe_open_error(error)}))
                 return
         with self._lock:
+            self._close_taken(fields)
             # What a trainer asked for just before it went may come later, by another connection.
             if self._has_ended.is_set() or fields["trainer"] in self._gone:
                 request.answer(Message("wait", {"num_steps": 0}))
@@ -513,6 +572,14 @@ class WorkerServer(Closing):
             else:
                 stream.ask(request)
 
+    def _close_taken(self, fields: dict[str, Any]) -> None:
+        """Closes the streams of splits that their trainers have taken to the end."""
+        for split, run in fields["taken"]:
+            streams = self._streams.get(_name_of(fields, split, run), [])
+            for one in streams:
+                one.trainers.discard(fields["trainer"])
+            self._close({one for one in streams if not one.trainers})
+
     def _stream_of(self, fields: dict[str, Any]) -> _Stream | None:
         """Returns the stream of a batch, a new one if it may be read again or for the first time.
 
@@ -521,15 +588,14 @@ class WorkerServer(Closing):
         """
         source = self._sources[fields["dataset"]] = self._sources.pop(fields["dataset"])
         epoch, split, run = fields["epoch"], fields["split"], fields["run"]
-        streams = self._streams.setdefault(
-            f"{fields['dataset']} {epoch} {split} {fields['plan']} {run}", []
-        )
-        for stream in streams:
+        for stream in self._streams.get(_name_of(fields, split, run), []):
             if stream.has(fields["index"]):
                 return stream
         if run is not None and not fields["is_new"]:
             return None
-        stream = _Stream(self._lock, facts_of(source).can_seek, fields["from"], run)
+        self._make_room(time.monotonic() - _IDLE_WITHOUT_ROOM_S)
+        streams = self._streams.setdefault(_name_of(fields, split, run), [])
+        stream = _Stream(self._lock, self._held, fields["can_seek"], fields["from"], run)
         streams.append(stream)
         threading.Thread(
             target=stream.read,
@@ -565,6 +631,11 @@ class WorkerServer(Closing):
         Source: TF 2.21 server_lib.py, WorkerServer.join.
         """
         self._has_ended.wait()
+
+
+def _name_of(fields: dict[str, Any], split: int, run: str | None) -> str:
+    """Returns the key of the streams of a split of a request's epoch."""
+    return f"{fields['dataset']} {fields['epoch']} {split} {fields['plan']} {run}"
 
 
 def serve_input_worker(

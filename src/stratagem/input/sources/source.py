@@ -279,6 +279,10 @@ class FileSource(SourceOf):
         self._make = make
         self._source: Source | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the dataset of the files: it may hold all that they contain."""
+        return {**vars(self), "_source": None}
+
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on."""
         return FileSource(self.files[index::num_shards], self._make)
@@ -304,6 +308,10 @@ class HintSource(SourceOf):
     def __init__(self, make: Callable[[int, int], Source]) -> None:
         self._make = make
         self._whole: Source | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the unsharded dataset."""
+        return {**vars(self), "_whole": None}
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Fills in the hint."""

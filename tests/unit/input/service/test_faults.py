@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.group.transport.listener import Request
 from stratagem.input.service import trainer, workers
 from stratagem.input.service.address_book import DispatcherConfig
 from stratagem.input.service.workers import WorkerConfig, WorkerServer
@@ -167,6 +168,23 @@ class _LoadsNowhere:
 
 def _refuse() -> None:
     raise ModuleNotFoundError("No module named 'only_here'")
+
+
+def test_a_worker_that_loses_the_dataset_loses_no_split(monkeypatch) -> None:
+    """It may be started again between two requests, at the same address."""
+    take, num_lost = WorkerServer._take_dataset, itertools.count(1)
+
+    def lose_first(worker: WorkerServer, request: Request) -> None:
+        take(worker, request)
+        if next(num_lost) <= 3:
+            with worker._lock:
+                worker._sources.clear()
+
+    monkeypatch.setattr(WorkerServer, "_take_dataset", lose_first)
+    with input_servers(2) as servers:
+        batches = servers.distribute(sg.input.Dataset(np.arange(20), batch_size=1))
+        assert sorted(_numbers(batches)) == list(range(20))
+    assert next(num_lost) > 4
 
 
 def test_a_dataset_that_a_worker_cannot_load_is_an_error() -> None:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ import stratagem as sg
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
 from stratagem.input.batch_messages import unpack_batch
-from stratagem.input.service import distribution
+from stratagem.input.service import distribution, workers
 from stratagem.input.service.address_book import service_keys
 from stratagem.input.service.distribution import ServiceSource
 from stratagem.input.service.splits import ShardingPolicy, SplitPlan, read_split
@@ -34,6 +35,7 @@ from tests.unit.input.service.servers import (
     input_servers,
     values,
 )
+from tests.unit.launch.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +156,13 @@ def test_a_worker_answers_any_request_in_any_order(servers, kind, asked) -> None
                 "from": index,
                 "is_round": False,
                 "keep": index,
+                "behind": 0,
                 "ahead": 3,
+                "can_seek": kind == "ranges",
                 "run": None,
                 "is_new": False,
                 "trainer": trainer,
+                "taken": [],
                 "is_compressed": False,
             }
             answer = connections.ask(0, Message("batch", fields))
@@ -170,6 +175,68 @@ def test_a_worker_answers_any_request_in_any_order(servers, kind, asked) -> None
         assert unknown.kind == "unknown"
         connections.ask(0, Message("close", {"trainer": trainer}))
     assert not worker._all_streams()
+
+
+# What a worker holds: a split that was taken is forgotten, and all streams share one bound.
+
+
+def _held(servers: Any) -> tuple[int, int]:
+    """Bytes and streams of all workers."""
+    streams = sum(len(worker._all_streams()) for worker in servers.workers)
+    return sum(worker._held.num_bytes for worker in servers.workers), streams
+
+
+def test_a_worker_forgets_each_split_that_was_taken() -> None:
+    """An epoch may have more small files than fit in memory."""
+    most = (0, 0)
+    with input_servers(1) as servers:
+        reader = iter(servers.distribute(_files(60, 2)))
+        for _ in range(110):
+            next(reader)
+            most = max(most[0], _held(servers)[0]), max(most[1], _held(servers)[1])
+        # Two requests ahead are for four splits at most, each with two batches of eight bytes.
+        assert most[1] <= 8
+        assert most[0] <= 8 * 2 * 8
+        assert len(list(reader)) == 10
+        until(lambda: _held(servers) == (0, 0))
+
+
+# What is asked for is held in any case: two requests for each of eight lanes, of splits of two
+# batches of 16 bytes; or eight batches of 8 bytes.
+@pytest.mark.parametrize(("kind", "asked_bytes"), [("ranges", 2 * 8 * 2 * 16), ("one copy", 8 * 8)])
+def test_streams_share_one_bound_and_what_was_dropped_is_read_again(
+    kind, asked_bytes, monkeypatch
+) -> None:
+    monkeypatch.setattr(workers, "_MOST_BYTES", 40)
+    monkeypatch.setattr(workers, "_IDLE_WITHOUT_ROOM_S", 0.0)
+    dataset = _KINDS[kind]
+    found: list[Any] = []
+    with input_servers(1) as servers:
+        options = {"job_name": "rounds" if kind == "ranges" else None, "num_consumers": 2}
+        readers = [
+            iter(servers.distribute(dataset, consumer_index=index, **options)) for index in range(2)
+        ]
+        for reader in readers:  # the second one asks when the first one has all
+            for batch in reader:
+                found += batch.ravel().tolist()
+                assert _held(servers)[0] <= 40 + asked_bytes
+    assert sorted(found) == sorted(np.concatenate([batch.ravel() for batch in dataset]))
+
+
+def test_files_are_sent_without_their_contents(servers) -> None:
+    """And a worker opens those of a split alone."""
+    opened: list[list[int]] = []
+
+    def read(files: list[int]) -> list[np.ndarray]:
+        opened.append(files)
+        return [np.full(10_000, file) for file in files]
+
+    source = servers.distribute(sg.input.Dataset.from_files([*range(9)], read)).as_source()
+    assert isinstance(source, ServiceSource)
+    assert source._dataset.pickled.nbytes < 10_000
+    opened.clear()
+    unpickled = cloudpickle.loads(source._dataset.pickled.tobytes())
+    assert values(read_split(unpickled, SplitPlan("files", 9), epoch=0, split=3)) == [10_000 * [3]]
 
 
 # Order and visits by policy.
