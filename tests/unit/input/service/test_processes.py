@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -158,19 +158,19 @@ class ServiceProcesses:
         for place in range(2):
             self.start_worker(place)
         with BookClient(self.target) as book:
-            until(lambda: book.ask("readers").fields["readers"].count(None) == 0)
+            until(lambda: len(book.ask("readers").fields["readers"]) == 2)
 
-    def _start(self, run: Callable[..., None], *arguments: Any) -> Any:
+    def start(self, run: Callable[..., None], *arguments: Any) -> Any:
         process = self._context.Process(target=run, args=arguments, daemon=True)
         process.start()
         self._all.append(process)
         return process
 
     def start_dispatcher(self) -> None:
-        self.dispatcher = self._start(_dispatcher, self._ports[0])
+        self.dispatcher = self.start(_dispatcher, self._ports[0])
 
     def start_worker(self, place: int) -> None:
-        self.workers[place] = self._start(_worker, self.target, self._ports[1 + place])
+        self.workers[place] = self.start(_worker, self.target, self._ports[1 + place])
 
     def close(self) -> None:
         for process in self._all:
@@ -178,27 +178,86 @@ class ServiceProcesses:
             process.join()
 
 
+_NUM_EXAMPLES = 320
+
+
+class Examples:
+    """Examples that take a while, so that each part is hurt while others read."""
+
+    def __len__(self) -> int:
+        return _NUM_EXAMPLES
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        time.sleep(0.002)
+        return np.array([number])
+
+
+def _train(target: str, share: dict[str, int], folder: Path) -> None:
+    """Notes each batch and its position in one line, which is there as a whole or not at all."""
+    distribute = sg.input.service.distribute(
+        "distributed_epoch", target, exactly_once=True, **share
+    )
+    dataset = sg.input.Dataset(Examples(), batch_size=2).apply(distribute)
+    batches = dataset.as_source().open(0)
+    ledger = folder / str(share["consumer_index"])
+    if taken := _taken(ledger):
+        batches.restore(taken[-1]["state"])
+    with ledger.open("a") as file:
+        for batch in batches:
+            line = {"examples": batch.ravel().tolist(), "state": batches.state()}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+    (folder / f"{share['consumer_index']} is done").touch()
+
+
+def _taken(ledger: Path) -> list[dict[str, Any]]:
+    """The whole lines of a trainer; a killed one may have left a part of another."""
+    lines = ledger.read_bytes().split(b"\n")[:-1] if ledger.exists() else []
+    if lines:
+        ledger.write_bytes(b"".join(line + b"\n" for line in lines))
+    return [json.loads(line) for line in lines]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["dispatcher", "worker", "trainer"])
 @pytest.mark.parametrize("num_consumers", [1, 2])
-def test_every_batch_comes_once_while_all_parts_are_killed(num_consumers, tmp_path) -> None:
-    chance, found = random.Random(num_consumers), [[] for _ in range(num_consumers)]
-    dataset = sg.input.Dataset(Batches(tmp_path), batch_size=1)
+def test_every_example_comes_once_while_a_part_is_killed(num_consumers, part, tmp_path) -> None:
+    chance = random.Random(f"{part} {num_consumers}")
+    ledgers = [tmp_path / str(index) for index in range(num_consumers)]
+
+    def num_taken() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in ledgers if path.exists())
+
     with contextlib.closing(ServiceProcesses()) as processes:
-        for number in range(num_consumers):
-            share = {"consumer_index": number, "num_consumers": num_consumers}
-            distribute = sg.input.service.distribute(
-                "distributed_epoch", processes.target, exactly_once=True, **share
-            )
-            for batch in dataset.apply(distribute):
-                found[number].append(batch.item())
-                if len(found[number]) % 60 == 0:
-                    place = chance.randrange(2)
-                    for process in (processes.workers[place], processes.dispatcher):
-                        process.kill()
-                        process.join()
-                    processes.start_worker(place)
-                    processes.start_dispatcher()
-    assert sorted([*itertools.chain.from_iterable(found)]) == list(range(_NUM_BATCHES))
+
+        def train(index: int) -> Any:
+            share = {"consumer_index": index, "num_consumers": num_consumers}
+            return processes.start(_train, processes.target, share, tmp_path)
+
+        trainers = [train(index) for index in range(num_consumers)]
+        for count in (20, 60, 100, 130):
+            until(lambda count=count: num_taken() >= count)
+            place = chance.randrange(2)
+            if part == "trainer":
+                place %= num_consumers
+                _end(trainers[place])
+                trainers[place] = train(place)
+            elif part == "worker":
+                _end(processes.workers[place])
+                processes.start_worker(place)
+            else:
+                _end(processes.dispatcher)
+                processes.start_dispatcher()
+        for trainer in trainers:
+            trainer.join()
+    examples = [one for path in ledgers for line in _taken(path) for one in line["examples"]]
+    assert sorted(examples) == list(range(_NUM_EXAMPLES))
+    assert all((tmp_path / f"{index} is done").exists() for index in range(num_consumers))
+
+
+def _end(process: Any) -> None:
+    process.kill()
+    process.join()
 
 
 @pytest.mark.slow
