@@ -1,7 +1,7 @@
-"""Client of the storage process, which reads and writes checkpoints outside the training process.
+"""Client of the storage process, which writes checkpoints outside the training process.
 
-In the training process, Orbax would synchronize JAX's whole group on every save and load, with
-broadcasts that hang if a process is lost. It would also stall training by holding Python's lock.
+In the training process, Orbax would synchronize JAX's whole group on every save, with broadcasts
+that hang if a process is lost. It would also stall training by holding Python's lock.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _MAIN = "stratagem.checkpoint.storage.process_main"
 
 
 class StorageProcess:
-    """A separate process that reads and writes checkpoints, one at a time.
+    """A separate process that writes checkpoints, one at a time.
 
     It shares memory with this process, so that a save costs training one copy. It finishes pending
     writes before it ends with this process.

@@ -4,7 +4,7 @@ A socket copies data into the kernel and out again, to an address that JAX may h
 more for alignment. With shared memory the sender copies once, and the receiver reads in place.
 
 The client creates anonymous memory that cannot shrink. The server opens it through the client's
-/proc entry. Only clients with the Unix socket's password can offer memory, and its first bytes must
+/proc entry. Only clients that can open the Unix socket can offer memory, and its first bytes must
 match the offered word: in another namespace, the same process id is another process.
 """
 

@@ -210,10 +210,6 @@ class ServerClient:
             counts.update(dict(state["staleness"]))
         return dict(sorted(counts.items()))
 
-    def discarded(self) -> int:
-        """Returns the number of discarded pushes, summed over all servers."""
-        return sum(state["num_discarded"] for state in self.describe().values())
-
     def journal(self) -> dict[int, int | None]:
         """Makes all servers write their journals.
 

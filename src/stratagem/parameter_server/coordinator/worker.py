@@ -50,7 +50,7 @@ _current: _CurrentWorker = _CurrentWorker()
 
 
 def get_current_worker_index() -> int:
-    """Returns the index of the worker that runs the function. SentCall in a scheduled function.
+    """Returns the index of the worker that runs the function. Call in a scheduled function.
 
     Returns:
         Index of the worker, from 0.
@@ -72,7 +72,7 @@ def get_current_worker_index() -> int:
 
 @contextlib.contextmanager
 def cache_variable_reads() -> Generator[None]:
-    """Caches reads of remote variables in a `with` block. SentCall in a scheduled function.
+    """Caches reads of remote variables in a `with` block. Call in a scheduled function.
 
     In the block, this worker fetches each variable once; later reads by `variable.value` and by
     steps of `strategy.run` use the copy. Assignments and optimizer updates of this worker are

@@ -15,6 +15,7 @@ from stratagem.parameter_server.keras.server_keras import shares_of
 from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.keras.trained_models import assert_same, table_model
+from tests.unit.parameter_server.server.update_rules import num_discarded
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(50, 6)).astype("float32")
@@ -63,7 +64,7 @@ def test_backup_workers_are_not_waited_for() -> None:
         client = strategy.placement.remote.variables.client
         # Every push is part of an update or told to be late; none waits for ever.
         assert not any(told["waiting"] for told in client.describe().values())
-        counted = sum(client.staleness().values()) + client.discarded()
+        counted = sum(client.staleness().values()) + num_discarded(client)
         assert counted == 2 * 5 * 3 * 2  # two parts of each batch, to two servers
         assert int(model.optimizer.iterations) <= 5 * 3
 

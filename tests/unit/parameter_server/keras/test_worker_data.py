@@ -17,6 +17,7 @@ from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.parameter_server.strategy import make_worker
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.keras.trained_models import assert_same
+from tests.unit.parameter_server.server.update_rules import num_discarded
 from tests.unit.parameter_server.shared_with_workers import (
     LIMIT_S,
     forget,
@@ -138,7 +139,7 @@ def test_synchronous_workers_make_a_step_of_a_batch_of_each(kind, options) -> No
             model = model_of(**options)
         model.fit(sharing(kind), verbose=0)
         assert int(model.optimizer.iterations) == 2
-        assert strategy.placement.remote.variables.client.discarded() == 0
+        assert num_discarded(strategy.placement.remote.variables.client) == 0
         # Each batch counts a third, also the one of 4 rows.
         weights = [np.ones(24), np.repeat([20 / 24, 20 / 24, 20 / 12], [8, 8, 4])]
         for (x, y), weight in zip(halves, weights, strict=True):

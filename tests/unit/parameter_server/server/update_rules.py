@@ -44,3 +44,8 @@ class Slow(Momentum):
     def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
         time.sleep(0.2)
         return super().apply(state, grads)
+
+
+def num_discarded(client: Any) -> int:
+    """Pushes that servers have discarded, in all."""
+    return sum(state["num_discarded"] for state in client.describe().values())

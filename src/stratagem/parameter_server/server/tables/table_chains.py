@@ -82,9 +82,7 @@ class TableChain(Closing):
                     _not_found(keys, found)
                     for keys, found in zip((part.rows, part.candidates), is_found, strict=True)
                 ]
-                # An optimizer that was added later marked all rows.
-                slots = {name: one for name, one in part.slots.items() if name in self.end.initials}
-                yield file, _chosen(dataclasses.replace(part, slots=slots), *kept)
+                yield file, _chosen(part, *kept)
 
     def close(self) -> None:
         """Closes all files."""
