@@ -294,7 +294,7 @@ def check_number(
     or_none: bool = False,
     **arguments: Any,
 ) -> None:
-    """Raises a ValueError unless arguments, by name, are numbers of at least `least`.
+    """Raises a TypeError or a ValueError unless arguments, by name, are numbers of at least `least`.
 
     With `above`, they are to be larger than that. Without, and if `least` is an int, they are to be
     integers. With `or_none`, None is valid, too. `owner` is the class or function that received
@@ -317,7 +317,8 @@ def check_number(
         if is_large and math.isfinite(number):
             continue
         none = ", or None" if or_none else ""
-        raise ValueError(
+        error = ValueError if is_number else TypeError
+        raise error(
             explain(
                 f"{owner} received {name}={value!r}.",
                 expected=f"{'an integer' if is_whole else 'a number'} {bound}{none}.",

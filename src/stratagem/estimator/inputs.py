@@ -52,7 +52,7 @@ def numpy_input_fn(
 
     Raises:
         TypeError: if `x` or `y` holds anything but NumPy arrays.
-        ValueError: if there is no data, lengths differ, `shuffle` is missing, or a number is below
+        ValueError: if there is no data, lengths differ, a name is in both dicts, `shuffle` is missing, or a number is below
             1; when called, if there are more workers than examples.
 
     Example:
@@ -64,6 +64,8 @@ def numpy_input_fn(
     Source: tensorflow/estimator numpy_io.py, numpy_input_fn.
     """
     del queue_capacity, num_threads
+    if isinstance(x, Mapping) and isinstance(y, Mapping) and (both := sorted(set(x) & set(y))):
+        raise ValueError(f"The names {both} are in both x and y: rename the labels.")
     return _input_fn(x, y, batch_size, num_epochs, shuffle)
 
 
@@ -90,7 +92,7 @@ def pandas_input_fn(
         shuffle: required: True or False.
         queue_capacity: ignored.
         num_threads: ignored.
-        target_column: ignored; a `Series` of labels needs no name.
+        target_column: a name for the labels of a `Series`, which no feature may have.
 
     Returns:
         A function to pass as `input_fn`.
@@ -110,9 +112,11 @@ def pandas_input_fn(
 
     Source: tensorflow/estimator pandas_io.py, pandas_input_fn.
     """
-    del queue_capacity, num_threads, target_column
+    del queue_capacity, num_threads
     features, labels = _columns(x), None
     if y is not None:
+        if not hasattr(y, "columns") and target_column in features:
+            raise ValueError(f"x has a column {target_column!r}: pass another target_column.")
         labels = _columns(y) if hasattr(y, "columns") else y.to_numpy()
         if not np.array_equal(x.index, y.index):
             raise ValueError("x and y have different indices: reorder y with y.loc[x.index].")
@@ -126,8 +130,9 @@ def _input_fn(
     check_type("shuffle", shuffle, bool, wanted, error=ValueError)
     check_number("The input function", batch_size=batch_size)
     check_number("The input function", or_none=True, num_epochs=num_epochs)
-    for array in jax.tree.leaves((x, y)):
-        check_type("An array of x and y", array, np.ndarray, "a NumPy array")
+    for name, arrays in (("x", x), ("y", y)):
+        for array in jax.tree.leaves(arrays):
+            check_type(name, array, np.ndarray, "a NumPy array, or a dict of them")
     shapes = jax.tree.map(np.shape, (x, y))
     rows = {array.shape[:1] for array in jax.tree.leaves((x, y))}
     if not jax.tree.leaves(x) or len(rows) != 1 or rows & {(), (0,)}:

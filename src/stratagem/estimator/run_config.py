@@ -16,7 +16,7 @@ from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_co
 from stratagem.cluster.roles import is_chief, normalize_cluster_spec, task_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import check_choice, check_number, check_type, invalid
-from stratagem.estimator.checks import check_one_of, check_unsupported
+from stratagem.estimator.checks import check_known, check_one_of, check_unsupported
 from stratagem.launch.remote.protocol import JOB_VARIABLE
 from stratagem.parameter_server.strategy import ParameterServerStrategy
 from stratagem.resources import Closing, checked_folder
@@ -289,13 +289,14 @@ class RunConfig:
             A new config.
 
         Raises:
-            TypeError: if a name is unknown, or as for `RunConfig`.
-            ValueError: as for `RunConfig`.
+            TypeError: as for `RunConfig`.
+            ValueError: if a name is unknown, or as for `RunConfig`.
 
         Example:
             >>> sg.estimator.RunConfig().replace(save_checkpoints_steps=10).save_checkpoints_secs
         """
         before = self._settings
+        check_known("RunConfig.replace", changes, before)
         if "experimental_distribute" in changes:
             for name in ("train_distribute", "eval_distribute"):
                 if getattr(self.experimental_distribute, name, None) is before[name]:

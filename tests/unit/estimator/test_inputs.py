@@ -97,8 +97,9 @@ WRONG = [
     (ValueError, "The arrays of x and y have the shapes", {"x": Y[:0], "y": Y[:0]}),
     (ValueError, "The arrays of x and y have the shapes", {"x": np.array(3), "y": np.array(3)}),
     (ValueError, r"The arrays of x and y have the shapes", {"y": np.arange(4)}),
-    (TypeError, "x and y=1 is of type int", {"y": [1, 2, 3, 4, 5]}),
-    (TypeError, "x and y=1 is of type int", {"x": {"a": [1, 2]}}),
+    (TypeError, "y=1 is of type int", {"y": [1, 2, 3, 4, 5]}),
+    (TypeError, "x=1 is of type int", {"x": {"a": [1, 2]}}),
+    (ValueError, r"names \['a'\] are in both", {"x": {"a": Y}, "y": {"a": Y}}),
 ]
 
 
@@ -168,6 +169,7 @@ WRONG_FRAMES = [
     (AttributeError, "'list' object has no attribute 'to_numpy'", {"y": [1, 2, 3]}),
     (ValueError, "x and y have different indices", {"y": Column([1, 2, 3])}),
     (ValueError, "shuffle=None is of type NoneType", {"shuffle": None}),
+    (ValueError, "x has a column 's'", {"target_column": "s"}),
 ]
 
 

@@ -394,6 +394,8 @@ class IdentityCategoricalColumn(KeyedCategoricalColumn):
     def _ids_of(self, rows: np.ndarray) -> Any:
         """Returns the feature, with the default for ids out of range."""
         if rows.dtype == object:
+            if any(isinstance(value, str | bytes) for value in rows.flat):
+                raise ValueError(f"Feature {self.key!r} of an identity column contains strings.")
             ids = [-1 if value is None else value for value in rows.flat]
             rows = np.asarray(ids, np.int64).reshape(rows.shape)
         outside = (rows != -1) & ((rows < 0) | (rows >= self.num_buckets))

@@ -161,7 +161,8 @@ class ForkServer:
         number = next(self._numbers)
         fork_s = float(settings.read("peer_timeout_s"))
         ours, theirs = socket.socketpair()
-        ours.settimeout(fork_s if timeout_s is None else min(timeout_s, fork_s))
+        limit_s = fork_s if timeout_s is None else min(timeout_s, fork_s)
+        ours.settimeout(limit_s)
         try:
             with theirs, contextlib.suppress(OSError):  # already gone: there will be no reply
                 request = json.dumps({"kind": kind, "number": number}).encode()
@@ -169,7 +170,7 @@ class ForkServer:
             try:
                 ours.recv(1)  # from the fork; nothing if there is none
             except TimeoutError:
-                raise _too_slow("forked a process", fork_s, "STRATAGEM_PEER_TIMEOUT_S") from None
+                raise _too_slow("forked a process", limit_s, "STRATAGEM_PEER_TIMEOUT_S") from None
             ours.settimeout(timeout_s)
             reply = _exchange(ours, job)
             _require_no_error(reply.get("trace", ""))

@@ -91,7 +91,9 @@ def test_process_that_dies_while_it_starts_is_reported(server) -> None:
 
 def test_process_that_does_not_reply_in_time_is_reported(server) -> None:
     server.wait_until_loaded()
-    with pytest.raises(UnavailableError, match="A forked process died before it replied"):
+    # On a busy machine even the fork itself is late.
+    expected = "A forked process died before it replied|has not forked a process within 0.1 s"
+    with pytest.raises(UnavailableError, match=expected):
         server.fork("object", pickle.dumps((time.sleep, (1000,))), timeout_s=0.1)
     process = server.fork("object", _SERVE)
     assert process.poll() is None
