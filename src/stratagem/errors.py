@@ -294,11 +294,11 @@ def check_number(
     or_none: bool = False,
     **arguments: Any,
 ) -> None:
-    """Raises a TypeError or a ValueError unless arguments, by name, are numbers of at least `least`.
+    """Raises a ValueError unless arguments, by name, are numbers of at least `least`.
 
     With `above`, they are to be larger than that. Without, and if `least` is an int, they are to be
-    integers. With `or_none`, None is valid, too. `owner` is the class or function that received
-    them.
+    integers. With `or_none`, None is valid, too. What is neither such a number nor None raises a
+    TypeError. `owner` is the class or function that received them.
 
     Example:
         >>> check_number("Tables", num_versions=0)
@@ -317,7 +317,7 @@ def check_number(
         if is_large and math.isfinite(number):
             continue
         none = ", or None" if or_none else ""
-        error = ValueError if is_number else TypeError
+        error = ValueError if is_number or value is None else TypeError
         raise error(
             explain(
                 f"{owner} received {name}={value!r}.",

@@ -111,7 +111,8 @@ class SaveEverySteps:
         steps: minimum steps between saves, 1 or more.
 
     Raises:
-        ValueError: `steps` is not a positive integer.
+        TypeError: `steps` is no integer.
+        ValueError: `steps` is not positive.
 
     Example:
         >>> from stratagem.checkpoint import Moment, SaveEverySteps
@@ -171,7 +172,8 @@ class KeepLatest:
         count: number of checkpoints to keep, 1 or more.
 
     Raises:
-        ValueError: `count` is not a positive integer.
+        TypeError: `count` is no integer.
+        ValueError: `count` is not positive.
 
     Example:
         >>> from stratagem.checkpoint import KeepLatest, RetainedCheckpoint

@@ -60,9 +60,9 @@ class CommunicationOptions:
             "float8" or "power_sgd". None sends them whole.
 
     Raises:
-        ValueError: a negative number, an unknown name or dtype, another type, or both
-            `reduction_dtype` and `compression`.
-        TypeError: a compression of another type.
+        ValueError: a negative number, an unknown name or dtype, or both `reduction_dtype` and
+            `compression`.
+        TypeError: a number or a compression of another type.
 
     Example:
         >>> sg.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024).timeout_seconds is None
@@ -103,7 +103,8 @@ class CollectiveHints(CommunicationOptions):
         timeout_seconds: as for `CommunicationOptions`.
 
     Raises:
-        ValueError: a negative number, or another type.
+        TypeError: a number of another type.
+        ValueError: a negative number.
 
     Example:
         >>> sg.CollectiveHints(timeout_seconds=120.0).timeout_seconds

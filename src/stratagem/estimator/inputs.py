@@ -52,8 +52,8 @@ def numpy_input_fn(
 
     Raises:
         TypeError: if `x` or `y` holds anything but NumPy arrays.
-        ValueError: if there is no data, lengths differ, a name is in both dicts, `shuffle` is missing, or a number is below
-            1; when called, if there are more workers than examples.
+        ValueError: if there is no data, lengths differ, a name is in both dicts, `shuffle` is
+            missing, or a number is below 1; when called, if there are more workers than examples.
 
     Example:
         >>> x, y = {"a": np.arange(3)}, np.arange(3) * 2

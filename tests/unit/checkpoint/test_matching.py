@@ -61,12 +61,15 @@ def test_retained_checkpoints(times_h: list[float], count: int, hours: float) ->
 
 @pytest.mark.parametrize("value", [0, -1, -0.1, 1.5, float("nan"), True, "3", None])
 def test_numbers_of_policies_are_positive(value) -> None:
+    is_whole = value is None or (isinstance(value, int) and value is not True)
+    error = ValueError if is_whole else TypeError
     for policy in (SaveEverySteps, KeepLatest):
-        with pytest.raises(ValueError, match=r"received(?s:.)*an integer of at least 1"):
+        with pytest.raises(error, match=r"received(?s:.)*an integer of at least 1"):
             policy(value)
     if value != 1.5:
         for policy in (SaveEverySeconds, KeepEveryHours):
-            with pytest.raises(ValueError, match="a number above 0"):
+            error = ValueError if is_whole or isinstance(value, float) else TypeError
+            with pytest.raises(error, match="a number above 0"):
                 policy(value)
 
 

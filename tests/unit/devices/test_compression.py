@@ -117,11 +117,19 @@ def test_implementation_may_be_named(name) -> None:
     ("options", "error", "words"),
     [
         *(
-            ({"bytes_per_pack": n}, ValueError, f"received bytes_per_pack={n!r}")
+            (
+                {"bytes_per_pack": n},
+                ValueError if n == -1 else TypeError,
+                f"received bytes_per_pack={n!r}",
+            )
             for n in (-1, 1.5, True, "4")
         ),
         *(
-            ({"timeout_seconds": n}, ValueError, f"received timeout_seconds={n!r}")
+            (
+                {"timeout_seconds": n},
+                ValueError if n == -1 else TypeError,
+                f"received timeout_seconds={n!r}",
+            )
             for n in (-1, True, "4")
         ),
         *(

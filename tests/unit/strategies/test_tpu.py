@@ -115,7 +115,7 @@ def test_steps_of_a_call_are_the_default_of_compile_and_run_steps() -> None:
         ({"experimental_device_assignment": [[0]]}, ValueError, "assignment=[[0]] is of type list"),
         ({"experimental_spmd_xla_partitioning": 1}, TypeError, "xla_partitioning=1 is of type int"),
         ({"steps_per_run": 0}, ValueError, "received steps_per_run=0"),
-        ({"steps_per_run": True}, ValueError, "received steps_per_run=True"),
+        ({"steps_per_run": True}, TypeError, "received steps_per_run=True"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, error, message) -> None:

@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -524,7 +524,7 @@ class ElasticProgram(Program):
         moved._topology = topology  # the compiled function does not depend on it
         moved._constants = None
         if (plain := self.make_plain) is not None:
-            moved.make_plain = functools.cache(lambda: plain().on(topology))
+            moved.make_plain = functools.cache(lambda: cast("Self", plain()).on(topology))
         return moved
 
     def is_worth_preparing(self, *, has_siblings: bool) -> bool:

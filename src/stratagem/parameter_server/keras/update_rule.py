@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,7 +80,6 @@ class ProcessSettings:
 # Suffix of a shard's name.
 _SHARD = re.compile(r"/part_\d+$")
 
-_Array = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
 _Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
 # By place of the variable and name.
 _Slots = dict[tuple[int, str], Any]
@@ -176,11 +175,12 @@ class KerasUpdate:
 
         Rows of tables are updated one table after the other, by programs that tables share.
         """
-        arrays = {name: (value.shape, value.dtype) for name, value in state.values.items()}
-        made = [
-            self._program(shapes).apply(state, grads, names)
-            for names, shapes in self._groups(arrays, state.rows)
-        ]
+        rows = state.rows if self._class in _ELEMENTWISE else ()
+        whole = [name for name in state.values if name not in rows]
+        made = [self._applied(state, grads, whole, whole)] if whole else []
+        for name in rows:
+            label = name if _is_named(name, self._undecayed) else _ROWS
+            made.append(self._applied(state, grads, [name], [label]))
         values: dict[str, Any] = {}
         slots: dict[str, Any] = {}
         for one in made:
@@ -190,24 +190,18 @@ class KerasUpdate:
         jax.block_until_ready(values)
         return State(made[0].scalars, values, slots)  # each of them has counted the update
 
-    def is_ready(self, arrays: Mapping[str, _Array], rows: Collection[str]) -> bool:
-        """Returns True if an update of these arrays compiles nothing."""
-        programs = [self._programs.get(shapes) for _, shapes in self._groups(arrays, rows)]
-        return all(program is not None and program.is_compiled for program in programs)
-
-    def _groups(
-        self, arrays: Mapping[str, _Array], rows: Collection[str]
-    ) -> list[tuple[Sequence[str], _Shapes]]:
-        """Returns the arrays that one program updates each, and the shapes of that program."""
-        rows = rows if self._class in _ELEMENTWISE else ()
-        whole = [name for name in arrays if name not in rows]
-        groups: list[tuple[Sequence[str], _Shapes]] = []
-        if whole:
-            groups.append((whole, tuple((name, *arrays[name]) for name in whole)))
-        for name in rows:
-            label = name if _is_named(name, self._undecayed) else _ROWS
-            groups.append(([name], ((label, *arrays[name]),)))
-        return groups
+    def _applied(
+        self,
+        state: State,
+        grads: Mapping[str, np.ndarray],
+        names: Sequence[str],
+        labels: Sequence[str],
+    ) -> State:
+        values = [state.values[name] for name in names]
+        shapes = tuple(
+            (label, value.shape, value.dtype) for label, value in zip(labels, values, strict=True)
+        )
+        return self._program(shapes).apply(state, grads, names)
 
     def _program(self, shapes: _Shapes) -> _Program:
         program = self._programs.get(shapes)
@@ -317,7 +311,6 @@ class _Program:
             self._order.append(key)
         self._check_scalars(type(optimizer))
         self._run = jax.jit(self._step)
-        self.is_compiled = False
 
     def apply(self, state: State, grads: Mapping[str, np.ndarray], names: Sequence[str]) -> State:
         """Returns the new state of variables, in the order of the shapes."""
@@ -327,7 +320,6 @@ class _Program:
             {(place, slot): state.slots[names[place]][slot] for place, slot in self.slots},
             [grads[name] for name in names],
         )
-        self.is_compiled = True
         scalars, values, slots = results
         by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
         for (place, slot), value in slots.items():

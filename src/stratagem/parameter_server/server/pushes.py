@@ -209,14 +209,14 @@ class Pushes:
         )
 
     def is_quick(self, message: Message) -> bool:
-        """Returns False if a push may take long, because it compiles a program for its shapes."""
+        """Returns False if a push may take long: the first one of its shapes compiles programs."""
         fields = message.fields
         whole, rows = fields["whole"], fields["rows"]
         if self.mode.num_needed and rows:  # those of all workers together have another shape
             return False
         numbers = message.arrays[len(whole) : len(whole) + 2 * len(rows) : 2]
         counts = {name: len(own) for name, own in zip(rows, numbers, strict=True)}
-        return self._store.is_ready(whole, counts, fields.get("optimizers", {}))
+        return self._store.has_updated(whole, counts, fields.get("optimizers", {}))
 
     def add(self, change: Change) -> None:
         """Applies or discards a push, answering now or after the synchronous update.

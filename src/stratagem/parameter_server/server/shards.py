@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -420,15 +420,6 @@ class UpdateRule(Protocol):
 
         `state` holds only variables that have gradients: all rows or some. `grads` has the same
         names and shapes as the values. Its memory is reused after the call.
-        """
-        ...
-
-    def is_ready(
-        self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], rows: Collection[str]
-    ) -> bool:
-        """Returns False if `apply` would take long, as the first update of such arrays does.
-
-        `arrays` has the shapes and dtypes of the values of a `State`, and `rows` its `rows`.
         """
         ...
 

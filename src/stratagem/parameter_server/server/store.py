@@ -77,6 +77,14 @@ class _Optimizer:
 Marks = Mapping[str, Any]  # changed rows, by shard name
 
 
+def _shapes(
+    whole: Iterable[str], counts: Mapping[str, int], optimizers: Mapping[str, str]
+) -> set[tuple[Any, ...]]:
+    """Returns what tells the programs of an update: all whole variables, and padded rows."""
+    rows = {(name, optimizers.get(name, ""), padded_size(one)) for name, one in counts.items()}
+    return {tuple((name, optimizers.get(name, "")) for name in whole), *rows}
+
+
 class ServerVariables:
     """Thread-safe store of a server's variables, optimizers and slots.
 
@@ -90,6 +98,7 @@ class ServerVariables:
         self._reading = threading.Lock()
         self._optimizers: dict[str, _Optimizer] = {}
         self._updating = threading.RLock()
+        self._updated_shapes: set[tuple[Any, ...]] = set()
         self.version = 0
         self.num_changes = self.num_refused = 0
         self.tiers = Tiers(self.changing)
@@ -247,6 +256,7 @@ class ServerVariables:
                     code="SG610",
                 )
             scalars = rule.scalars() if known is None else known.scalars
+            self._updated_shapes.clear()  # another rule has programs of its own
             with self._reading:
                 self._optimizers[optimizer] = _Optimizer(description, scalars, rule)
             for name in names:
@@ -309,35 +319,18 @@ class ServerVariables:
                 )
                 self.version += 1
                 self.num_changes += 1
+                counts = {name: len(numbers) for name, (numbers, _) in rows.items()}
+                self._updated_shapes |= _shapes(whole, counts, optimizers or {})
                 return self.version
 
-    def is_ready(
-        self,
-        whole: Sequence[str],
-        rows: Mapping[str, int],
-        optimizers: Mapping[str, str] | None = None,
+    def has_updated(
+        self, whole: Iterable[str], counts: Mapping[str, int], optimizers: Mapping[str, str]
     ) -> bool:
-        """Returns False if such an update may take long; `rows` has numbers of rows by name.
+        """Returns False before the first update of such shapes, which compiles programs for them.
 
-        A table that refuses keys updates fewer rows: then the answer is of the most that it may be.
+        `counts` has numbers of rows by name. A table that refuses keys updates fewer rows.
         """
-        named: dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]] = {}
-        with self._reading:
-            for name in (*whole, *rows):
-                shard = self._shards.get(name)
-                if shard is None:
-                    return False
-                shape = shard.spec.shape
-                if name in rows:
-                    shape = (padded_size(rows[name]), *shape[1:])
-                optimizer = (optimizers or {}).get(name, "")
-                named.setdefault(optimizer, {})[name] = shape, np.dtype(shard.spec.dtype)
-            rules = {one: known.rule for one, known in self._optimizers.items()}
-        return all(
-            (rule := rules.get(optimizer)) is not None
-            and rule.is_ready(arrays, [name for name in arrays if name in rows])
-            for optimizer, arrays in named.items()
-        )
+        return _shapes(whole, counts, optimizers) <= self._updated_shapes
 
     def _updated(
         self,

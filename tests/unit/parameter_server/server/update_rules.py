@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,6 @@ class Momentum:
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
         return [Slot("v", dtype, 0.0)]
-
-    def is_ready(self, arrays: Mapping[str, Any], rows: Collection[str]) -> bool:
-        return True
 
     def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
         slots = {
