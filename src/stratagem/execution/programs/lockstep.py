@@ -37,6 +37,7 @@ from stratagem.execution.programs.program import (
     FunctionKeys,
     Program,
     Recompilations,
+    Wrapper,
     paused_garbage_collection,
 )
 from stratagem.execution.programs.sharded_step import ShardedStep, is_sharded
@@ -206,11 +207,8 @@ def _parts(leaf: object, path: str) -> list[Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class CarryingStep:
-    """A function of a batch and a carry, wrapped as a replica function of the batch.
-
-    A dataclass instead of a closure, because equal ones share a program.
-    """
+class CarryingStep(Wrapper):
+    """A function of a batch and a carry, wrapped as a replica function of the batch."""
 
     fn: Any  # its `fn` is the user's function
     slots: tuple[CarrySlot, ...]
@@ -319,7 +317,7 @@ def _run_all(
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfBatch:
+class _OfBatch(Wrapper):
     """Calls a replica function with a batch, or with the parts of a batch that is a tuple."""
 
     fn: Callable[..., Any]
@@ -343,11 +341,8 @@ def _takes(fn: Callable[..., Any], *args: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReducedStep:
-    """A replica function whose results are reduced over replicas.
-
-    A dataclass instead of a closure, because equal ones share a program.
-    """
+class _ReducedStep(Wrapper):
+    """A replica function whose results are reduced over replicas."""
 
     fn: Callable[[Any], Any]
     op: ReduceOp

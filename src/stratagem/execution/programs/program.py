@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -239,6 +239,7 @@ _MAX_OBJECTS = 10_000
 _MAX_ARRAY_BYTES = 1 << 20
 _PLAIN = (str, bytes, int, enum.Enum, types.NoneType)
 _BY_TEXT = (float, complex, np.generic, np.dtype)  # -0.0 is not 0.0
+_METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 _BY_VALUE = (types.FunctionType, types.MethodType, functools.partial, tuple, frozenset)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _FLAGS = ("trainable", "synchronization", "aggregation")
@@ -252,6 +253,10 @@ class _Key:
     """Stands for a state, whose hundreds of parts would be hashed at each lookup of a program."""
 
 
+class Wrapper:
+    """Base of the dataclasses that wrap a user's step: equal ones share a program."""
+
+
 class FunctionKeys:
     """Keys of functions, which last as long as the functions or the programs that have them."""
 
@@ -261,15 +266,17 @@ class FunctionKeys:
 
     def key(self, fn: Callable[..., Any]) -> Any:
         """Returns a hashable key; functions with equal keys trace to the same program."""
-        if dataclasses.is_dataclass(fn):  # our own wrapper of the user's step
-            fields = [getattr(fn, field.name) for field in dataclasses.fields(fn)]
+        if isinstance(fn, Wrapper):
+            wrapper: Any = fn
+            fields = [getattr(wrapper, field.name) for field in dataclasses.fields(wrapper)]
             return type(fn), tuple(self.key(one) if callable(one) else one for one in fields)
         try:
             return self._keys[fn]
         except (KeyError, TypeError):
             pass
         if (state := function_state(fn)) is None:
-            return fn if isinstance(fn, Hashable) else Static(fn)
+            # Each access to a method makes another object, equal to the one before.
+            return fn if isinstance(fn, _METHODS) else Static(fn)
         key = self._of_states.setdefault(state, _Key())
         with contextlib.suppress(TypeError):  # not weakly referenceable
             self._keys[fn] = key

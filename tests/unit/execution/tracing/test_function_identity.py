@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import importlib
@@ -307,3 +308,71 @@ def test_steps_of_a_factory_that_are_used_again_are_no_recompilation(strategy) -
         for _ in range(3):
             strategy.run(step, args=(1.0,))
             compiled(1.0)
+
+
+@dataclasses.dataclass
+class _WithInitVar:
+    first: dataclasses.InitVar[float]
+
+    def __post_init__(self, first: float) -> None:
+        self.rate = first
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.rate
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    rate: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x / jnp.float32(self.rate) if self.rate is not True else -x
+
+
+@dataclasses.dataclass
+class _WithList:
+    rates: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.rates[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "results"),
+    [
+        (_WithInitVar, (2.0, 3.0), [2, 3]),
+        (_Frozen, (1, True), [1, -1]),
+        (_Frozen, (0.0, -0.0), [np.inf, -np.inf]),
+        (_WithList, ([2.0], jnp.full(1, 3.0)), [2, 3]),
+    ],
+)
+def test_dataclasses_of_users_count_by_identity(make, values, results) -> None:
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    found = [strategy.run(make(value), args=(np.float32(1),)) for value in values]
+    assert found == results
+
+
+def test_a_dataclass_may_be_the_function(strategy) -> None:
+    made = strategy.run(_WithList, args=(np.float32(1),))
+    assert isinstance(made, _WithList)
+    assert [*strategy.local_results(made.rates)] == [1, 1]
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (0.0, -0.0), (1, 1.0), ((1,), (True,))])
+def test_equal_values_of_other_types_or_signs_are_told_apart(one, other) -> None:
+    def made(value: Any) -> list[Any]:
+        return [
+            lambda: value,
+            lambda value=value: value,
+            lambda *, value=value: value,
+            functools.partial(repr, value),
+        ]
+
+    for first, second in zip(made(one), made(other), strict=True):
+        assert function_state(first) != function_state(second)
+
+
+def test_nan_in_a_function_is_one_value() -> None:
+    assert function_state(functools.partial(repr, float("nan"))) == function_state(
+        functools.partial(repr, float("nan"))
+    )
