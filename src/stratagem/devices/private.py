@@ -28,6 +28,10 @@ devices, and JAX cannot get more of them once it has started: another client has
 the parts of a sharded array are. One that is not committed is moved where it is needed, when it is
 needed; there is no public function that returns such an array without a copy (0.10 to 0.12).
 
+`jax._src.config.trace_context`: all settings that change what JAX traces, such as
+`jax.default_matmul_precision` and `jax.enable_x64`, in a tuple; there is no public name (0.10 to
+0.12). Without it, a step that is traced already would ignore them.
+
 `sys._current_frames`, `os._exit`: documented by Python, for specialists.
 """
 
@@ -40,7 +44,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
 import jax
@@ -50,6 +54,7 @@ from jax.core import Tracer
 NAMES = (
     "jax._src.compilation_cache.put_executable_and_time",
     "jax._src.compiler._cache_write",
+    "jax._src.config.trace_context",
     "jax._src.distributed.global_state",
     "jax._src.lru_cache.LRUCache.put",
     "jaxlib._jax.get_distributed_runtime_client",
@@ -222,6 +227,16 @@ def uncommitted(value: Any) -> Any:
         return make(part.aval, part.sharding, [part], committed=False)
     except (ImportError, AttributeError, TypeError):
         return jax.device_put(value, jax.local_devices()[0])
+
+
+def _settings_of_traces() -> Any:
+    try:
+        return importlib.import_module("jax._src.config").trace_context
+    except (ImportError, AttributeError):
+        return tuple
+
+
+settings_of_traces: Callable[[], tuple[Any, ...]] = _settings_of_traces()
 
 
 def main_thread_file() -> str:

@@ -35,6 +35,7 @@ from stratagem.execution.programs.offloaded_step import OffloadedStep, StoredRow
 from stratagem.execution.programs.program import (
     ArgumentKinds,
     FunctionKeys,
+    JaxSettings,
     Program,
     Recompilations,
     Wrapper,
@@ -527,6 +528,7 @@ class Lockstep:
         self.steps_per_call = steps_per_call
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._keys = FunctionKeys()
+        self._settings = JaxSettings()
         self._recompilations = Recompilations()
         # Slots of `run_steps` that are free, by structure, shapes and dtypes.
         self.free_slots: dict[Any, list[tuple[CarrySlot, ...]]] = {}
@@ -603,7 +605,8 @@ class Lockstep:
             offer_step(self._strategy, fn, arguments, self._trace)
         # The programs of a call within the user's own have no order between steps.
         is_inside = self._orders_sums and is_tracing()
-        key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
+        number = self._settings.number()
+        key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside, number)
         program = self._known(key)
         if program is None:
             with self._strategy.variables.turn:

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import itertools
 import reprlib
 import sys
 import threading
@@ -31,6 +32,7 @@ from jax.core import Tracer
 from stratagem.devices.finding import placeholder
 from stratagem.devices.lockstep import record_program, run_together
 from stratagem.devices.mesh import Topology, is_explicit
+from stratagem.devices.private import settings_of_traces
 from stratagem.devices.turns import starting
 from stratagem.errors import explain
 from stratagem.execution.programs.steps import (
@@ -251,6 +253,31 @@ class _UnknownError(Exception):
 
 class _Key:
     """Stands for a state, whose hundreds of parts would be hashed at each lookup of a program."""
+
+
+_MAX_SETTINGS = 1_000
+
+
+class JaxSettings:
+    """Numbers of JAX's settings that change what is traced, whose dozens of values hash slowly."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[tuple[Any, ...], int] = ((), 0)
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._next = itertools.count(1)
+
+    def number(self) -> int:
+        """Returns the number of the present settings."""
+        latest, number = self._latest
+        present = settings_of_traces()
+        if present == latest:
+            return number
+        if len(self._numbers) >= _MAX_SETTINGS:
+            self._numbers.clear()
+        found = self._numbers.get(present)
+        number = self._numbers.setdefault(present, next(self._next)) if found is None else found
+        self._latest = present, number
+        return number
 
 
 class Wrapper:

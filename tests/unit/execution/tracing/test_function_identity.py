@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -11,6 +12,7 @@ import threading
 import types
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -376,3 +378,29 @@ def test_nan_in_a_function_is_one_value() -> None:
     assert function_state(functools.partial(repr, float("nan"))) == function_state(
         functools.partial(repr, float("nan"))
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_programs"),
+    [
+        (contextlib.nullcontext, 1),
+        (lambda: jax.default_matmul_precision("highest"), 2),
+        (lambda: jax.enable_x64(True), 2),
+        (lambda: jax.numpy_dtype_promotion("strict"), 2),
+    ],
+    ids=["none", "precision", "x64", "promotion"],
+)
+def test_settings_of_jax_that_change_a_trace_are_seen(strategy, setting, num_programs) -> None:
+    x = jnp.ones((2, 2))
+
+    def step(x: Any) -> Any:
+        return x @ x + jnp.arange(2.0)
+
+    def dtype() -> Any:
+        return strategy.local_results(strategy.run(step, args=(x,)))[0].dtype
+
+    first = dtype()
+    with setting():
+        assert dtype() == jax.jit(step)(x).dtype
+    assert dtype() == first
+    assert len(strategy.executor.programs) == num_programs
