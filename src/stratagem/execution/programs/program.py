@@ -68,6 +68,22 @@ class ArgumentKinds(NamedTuple):
     structure: Any
     kinds: tuple[Leaf, ...]
 
+    def with_weak_references(self) -> ArgumentKinds:
+        """Returns what describes the arguments without keeping static ones, such as models."""
+        return self._replace(kinds=tuple(map(_with_weak_reference, self.kinds)))
+
+
+def _with_weak_reference(kind: Leaf) -> Leaf:
+    if kind.static is None:
+        return kind
+    try:
+        value: Any = weakref.ref(kind.static.value)  # the same for each call with the object
+    except TypeError:
+        value = kind.static.value
+        is_plain = isinstance(value, str | bytes | bool | types.NoneType)
+        value = value if is_plain else reprlib.repr(value)
+    return kind._replace(static=Static(value))
+
 
 def differences(before: ArgumentKinds, after: ArgumentKinds) -> list[str]:
     """Returns one line per differing argument, as "args[0]: float32[4] -> float32[3]"."""
@@ -113,7 +129,8 @@ def _traits(kind: Leaf) -> list[str]:
 
 def _text(kind: Leaf) -> str:
     if kind.static is not None:
-        return reprlib.repr(kind.static.value)
+        value = kind.static.value
+        return reprlib.repr(value() if isinstance(value, weakref.ref) else value)
     sizes = ",".join(map(str, kind.shape or ()))
     return f"{kind.dtype}[{sizes}]"
 
@@ -121,6 +138,7 @@ def _text(kind: Leaf) -> str:
 _NUM_BEFORE_WARNING = 3
 _NUM_KINDS_BEFORE_WARNING = 6
 _MAX_PLACES = 1_000
+_MAX_KINDS = 100  # of one place
 
 
 @dataclasses.dataclass
@@ -155,6 +173,7 @@ class Recompilations:
         code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
         place = code or type(inner)
         known = self._kinds.setdefault(place, {})
+        arguments = arguments.with_weak_references()
         if arguments in known:
             return f"a new function: {_state_text(changed)}"
         reason = _nearest(known, arguments)
@@ -167,6 +186,8 @@ class Recompilations:
             self._warned.add(place)
             message = _kinds_message(_place(inner, code), reason)
             warn_on_one_worker(message, RuntimeWarning, stacklevel=2)
+        while len(known) > _MAX_KINDS:
+            del known[next(iter(known))]
         while len(self._kinds) > _MAX_PLACES:
             oldest, _ = self._kinds.popitem(last=False)
             self._warned.discard(oldest)
@@ -179,7 +200,7 @@ class Recompilations:
         count = 1 if last is None or last.is_reused else self._counts[place] + 1
         self._counts[place] = count
         self._usages[place] = usage
-        state = state_by_name(fn)
+        state = {name: part and hash(part) for name, part in state_by_name(fn).items()}
         before = self._states.get(place, {})
         self._states[place] = state
         while len(self._counts) > _MAX_PLACES:
@@ -285,10 +306,11 @@ class Wrapper:
 
 
 class FunctionKeys:
-    """Keys of functions, which last as long as the functions or the programs that have them."""
+    """Keys of functions, which last as long as the programs that have them."""
 
     def __init__(self) -> None:
-        self._keys: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        # Weak, because a state may refer to its function, as `self.step = lambda x: self.net(x)`.
+        self._keys: weakref.WeakKeyDictionary[Any, weakref.ref[_Key]] = weakref.WeakKeyDictionary()
         self._of_states: weakref.WeakValueDictionary[Any, _Key] = weakref.WeakValueDictionary()
 
     def key(self, fn: Callable[..., Any]) -> Any:
@@ -298,7 +320,8 @@ class FunctionKeys:
             fields = [getattr(wrapper, field.name) for field in dataclasses.fields(wrapper)]
             return type(fn), tuple(self.key(one) if callable(one) else one for one in fields)
         try:
-            return self._keys[fn]
+            if (known := self._keys[fn]()) is not None:
+                return known
         except (KeyError, TypeError):
             pass
         if (state := function_state(fn)) is None:
@@ -306,7 +329,7 @@ class FunctionKeys:
             return fn if isinstance(fn, _METHODS) else Static(fn)
         key = self._of_states.setdefault(state, _Key())
         with contextlib.suppress(TypeError):  # not weakly referenceable
-            self._keys[fn] = key
+            self._keys[fn] = weakref.ref(key)
         return key
 
 

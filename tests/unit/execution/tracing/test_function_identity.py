@@ -10,6 +10,7 @@ import importlib
 import sys
 import threading
 import types
+import weakref
 from typing import Any
 
 import jax
@@ -20,7 +21,14 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.lookups import as_row_numbers
-from stratagem.execution.programs.program import function_state, paused_garbage_collection
+from stratagem.execution.programs.program import (
+    ArgumentKinds,
+    Recompilations,
+    Usage,
+    function_state,
+    paused_garbage_collection,
+)
+from stratagem.execution.tracing.arguments import Leaf, Static
 
 RATE = 1.0
 
@@ -385,10 +393,9 @@ def test_nan_in_a_function_is_one_value() -> None:
     [
         (contextlib.nullcontext, 1),
         (lambda: jax.default_matmul_precision("highest"), 2),
-        (lambda: jax.enable_x64(True), 2),
-        (lambda: jax.numpy_dtype_promotion("strict"), 2),
+        (lambda: jax.enable_x64(not jax.config.jax_enable_x64), 2),
     ],
-    ids=["none", "precision", "x64", "promotion"],
+    ids=["none", "precision", "x64"],
 )
 def test_settings_of_jax_that_change_a_trace_are_seen(strategy, setting, num_programs) -> None:
     x = jnp.ones((2, 2))
@@ -404,3 +411,45 @@ def test_settings_of_jax_that_change_a_trace_are_seen(strategy, setting, num_pro
         assert dtype() == jax.jit(step)(x).dtype
     assert dtype() == first
     assert len(strategy.executor.programs) == num_programs
+
+
+class _Net:
+    def __call__(self, x: Any) -> Any:
+        return x + 1
+
+
+class _Trainer:
+    def __init__(self) -> None:
+        self.net = _Net()
+        self.step = lambda x: self.net(x)
+        self.steps = [lambda x: self.net(x) + 1]
+
+
+def _with_net(net: Any, x: Any) -> Any:
+    return net(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*was compiled")
+def test_objects_are_freed_with_the_programs_that_used_them(strategy) -> None:
+    x = np.float32(1)
+    references: list[weakref.ref[Any]] = []
+    for _ in range(4):
+        trainer, net = _Trainer(), _Net()
+        strategy.run(trainer.step, args=(x,))
+        strategy.run(trainer.steps[0], args=(x,))
+        strategy.run(_with_net, args=(net, x))
+        references += [weakref.ref(trainer), weakref.ref(net)]
+    del trainer, net
+    strategy.executor._programs.clear()
+    gc.collect()
+    assert [one() for one in references] == [None] * 8
+
+
+def test_kinds_of_arguments_of_a_function_are_bounded() -> None:
+    known = Recompilations()
+    for number in range(1_000):
+        kinds = (Leaf(split=False, static=Static(str(number))),)
+        known.note(
+            _with_net, ArgumentKinds(jax.tree.structure(((0,), {})), kinds), Usage(is_reused=True)
+        )
+    assert len(known._kinds[_with_net.__code__]) <= 100
