@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from stratagem.devices.all_reduce import is_sum_over_replicas
 
 if TYPE_CHECKING:
-    from jax.extend.core import JaxprEqn, Var
+    from jax.extend.core import JaxprEqn
 
 
 _Label = TypeVar("_Label")

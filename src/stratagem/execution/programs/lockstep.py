@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stratagem.contexts import StrategyParts
-    from stratagem.execution.tracing.functionalize import Trace
 
 
 class CarrySlot:

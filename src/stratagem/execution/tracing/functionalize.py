@@ -39,7 +39,6 @@ from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-    from stratagem.devices.mesh import Topology
 
 # Initialization of variables that a replica function creates on its first call.
 

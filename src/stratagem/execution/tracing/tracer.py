@@ -57,9 +57,6 @@ from stratagem.variables.registry import Home, VariableKind, VariableRegistry, h
 from stratagem.variables.sharded_variable import ShardedVariable
 
 if TYPE_CHECKING:
-    import keras
-    from jax.extend.core import ClosedJaxpr
-
     from stratagem.contexts import StrategyParts
 
 # Agreement of replicas: checks assigned values and results that must be equal on all replicas.
