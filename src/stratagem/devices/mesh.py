@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, ParamSpec, TypeVar
@@ -28,6 +29,11 @@ from jax.sharding import (
 
 from stratagem.devices.private import uncommitted
 from stratagem.errors import check_type, invalid
+
+# One thread at a time starts a program on several devices: programs with collectives on the same
+# devices wait for each other for ever if the devices start them in different orders. Strategies may
+# share devices, so there is one turn for all.
+starting = threading.RLock()
 
 # Groups of devices: a replica computes on all devices of its group, its logical devices.
 

@@ -11,8 +11,7 @@ from jax.core import Tracer
 
 from stratagem import contexts as stack
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
-from stratagem.devices.mesh import outside_context_mesh
-from stratagem.devices.turns import starting
+from stratagem.devices.mesh import outside_context_mesh, starting
 from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.replica_context import (
     check_axis,

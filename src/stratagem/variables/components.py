@@ -17,9 +17,8 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.devices.lockstep import compute_on_every_process
-from stratagem.devices.mesh import Topology
+from stratagem.devices.mesh import Topology, starting
 from stratagem.devices.shards import local_copy
-from stratagem.devices.turns import starting
 from stratagem.errors import explain, invalid
 from stratagem.group.current import current_group
 from stratagem.options import VariableAggregation

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from stratagem.devices.mesh import Topology
-from stratagem.devices.turns import starting
+from stratagem.devices.mesh import Topology, starting
 from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs.sharded_step import StepParts, part_step
 from stratagem.execution.programs.steps import (

@@ -31,9 +31,8 @@ from jax.core import Tracer
 
 from stratagem.devices.finding import placeholder
 from stratagem.devices.lockstep import record_program, run_together
-from stratagem.devices.mesh import Topology, is_explicit
+from stratagem.devices.mesh import Topology, is_explicit, starting
 from stratagem.devices.private import settings_of_traces
-from stratagem.devices.turns import starting
 from stratagem.errors import explain
 from stratagem.execution.programs.steps import (
     EarlyProgram,
