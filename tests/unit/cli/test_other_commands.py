@@ -357,7 +357,7 @@ RUNNER = CliRunner()
     [
         ("stratagem dev", ["devices"]),
         ("stratagem kubernetes ren", ["render"]),
-        ("stratagem launch --max-", ["--max-preemptions", "--max-restarts", "--max-workers"]),
+        ("stratagem launch --max-", ["--max-restarts", "--max-preemptions", "--max-workers"]),
         ("stratagem launch --show ", ["all", "leader"]),
         ("stratagem explain sg20", [f"SG20{number}" for number in range(1, 9)]),
     ],

@@ -90,8 +90,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="create_file_writer received logdir=''"):
         sg.summary.create_file_writer("")
     for name in ("max_queue", "flush_millis"):
-        for value in (-1, True):
-            with pytest.raises(ValueError, match=f"create_file_writer received {name}={value}"):
+        for value, error in ((-1, ValueError), (True, TypeError)):
+            with pytest.raises(error, match=f"create_file_writer received {name}={value}"):
                 sg.summary.create_file_writer(tmp_path, **{name: value})
 
 

@@ -374,8 +374,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"sg\.TensorBoard received profile_batch="):
             sg.TensorBoard(tmp_path, profile_batch=profile_batch)
     for freq in ("histogram_freq", "embeddings_freq"):
-        for value in (-1, True, False):
-            with pytest.raises(ValueError, match=rf"sg\.TensorBoard received {freq}={value}"):
+        for value, error in ((-1, ValueError), (True, TypeError), (False, TypeError)):
+            with pytest.raises(error, match=rf"sg\.TensorBoard received {freq}={value}"):
                 sg.TensorBoard(tmp_path, **{freq: value})
 
 

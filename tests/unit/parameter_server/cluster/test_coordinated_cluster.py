@@ -193,7 +193,7 @@ def test_clean_end_leaves_nothing(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("name", ["num_workers", "num_servers"])
 @pytest.mark.parametrize("number", [0, 1.5, True], ids=str)
 def test_clusters_without_processes_are_refused(name: str, number: Any) -> None:
-    with pytest.raises(ValueError, match=f"received {name}="):
+    with pytest.raises(ValueError if number == 0 else TypeError, match=f"received {name}="):
         sg.ParameterServerStrategy(**{name: number})
 
 
