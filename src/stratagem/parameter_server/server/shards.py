@@ -15,8 +15,9 @@ from stratagem.errors import check_number, invalid
 
 # Row ids of tables, and sums of rows with equal ids.
 
-# Knuth's multiplier. A product with it is a bijection, whose upper bits are a hash.
-_HASH = np.uint64(0x9E3779B97F4A7C15)
+# Multipliers of two independent hashes: Knuth's, and that of rrmxmx.
+_HASHES = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
+_HALF = np.uint64(32)
 # JAX uses an array in place only if its address is aligned to this.
 _ALIGNMENT = 64
 
@@ -51,24 +52,30 @@ def sum_rows(places: np.ndarray, num_sums: int, rows: np.ndarray) -> np.ndarray:
 def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct integers of an array of shape (k,), and the place of each among them.
 
-    Packs each id, or its hash if it is too large, and its position into one integer: integers sort
-    many times faster than pairs. The order of the distinct ids depends on these alone.
+    Each id writes its position to a hash table, where equal ones read the same position: a sort
+    takes five to ten times as long (100,000 ids: 5 ms). Ids that share an entry with another one
+    try a second hash, and the few that are left are sorted. The order depends on the ids alone.
     """
-    bits = np.uint64(len(ids).bit_length())
-    mask = (np.uint64(1) << bits) - np.uint64(1)
-    codes = ids.astype(np.uint64)
-    is_hashed = bool(len(ids)) and bool(codes.max() >> (np.uint64(64) - bits))
-    codes = (codes * _HASH) & ~mask if is_hashed else codes << bits
-    codes |= np.arange(len(ids), dtype=np.uint64)
-    codes.sort()
-    order = (codes & mask).astype(np.intp)
-    ordered, is_first = ids[order], np.ones(len(ids), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    if is_hashed and (is_first[1:] & ((codes[1:] ^ codes[:-1]) <= mask)).any():
-        return np.unique(ids, return_inverse=True)  # two ids have one hash
-    places = np.empty(len(ids), np.int32)
-    places[order] = np.cumsum(is_first, dtype=np.int32) - 1
-    return ordered[is_first], places
+    positions = np.arange(len(ids), dtype=np.int32)
+    keys, bits = ids.astype(np.uint64), max(2 * len(ids) - 1, 1).bit_length()
+    shift, table = np.uint64(64 - bits), np.empty(1 << bits, np.int32)
+    entries = ((keys * _HASHES[0]) >> shift).view(np.int64)
+    table[entries] = positions
+    found = table[entries]
+    left = np.flatnonzero(keys[found] != keys)
+    if len(left):
+        own = keys[left]
+        entries = (((own ^ (own >> _HALF)) * _HASHES[1]) >> shift).view(np.int64)
+        table[entries] = left
+        found[left] = table[entries]
+        left = left[keys[found[left]] != own]
+    if len(left):
+        _, firsts, places = np.unique(keys[left], return_index=True, return_inverse=True)
+        found[left] = left[firsts[places]]
+    firsts = np.flatnonzero(found == positions)
+    numbers = np.empty(len(ids), np.int32)
+    numbers[firsts] = np.arange(len(firsts), dtype=np.int32)
+    return ids[firsts], numbers[found]
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
