@@ -88,18 +88,24 @@ _PLAIN = bool | int | float | str | None
 _STATE_OF_SEEDS = "seed"  # an initial value, which a variable holds
 
 
-def find_difference(first: keras.layers.Layer, second: keras.layers.Layer) -> str | None:
-    """Returns the respect in which two layers differ; None for equal ones."""
+def find_difference(
+    first: keras.layers.Layer, second: keras.layers.Layer, *, were_called: bool = False
+) -> str | None:
+    """Returns the respect in which two layers differ; None for equal ones.
+
+    A call may change plain attributes of its layer, and a scan calls the first layer only.
+    """
     if type(first) is not type(second):
         return f"their classes, {type(first).__name__} and {type(second).__name__}"
-    found = _compared(_facts(first), _facts(second))
+    facts = [_facts(one, were_called=were_called) for one in (first, second)]
+    found = _compared(*facts)
     if found is not None:
         return found
     inner = sublayers(first), sublayers(second)
     if len(inner[0]) != len(inner[1]):
         return f"the number of their layers, {len(inner[0])} and {len(inner[1])}"
     for one, other in zip(*inner, strict=True):
-        difference = find_difference(one, other)
+        difference = find_difference(one, other, were_called=were_called)
         if difference is not None:
             return f"{one.name!r} and {other.name!r}, in {difference}"
     return None
@@ -119,13 +125,13 @@ def _are_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _facts(layer: keras.layers.Layer) -> dict[str, Any]:
+def _facts(layer: keras.layers.Layer, *, were_called: bool) -> dict[str, Any]:
     variables = [(tuple(one.shape), str(one.dtype), one.trainable) for one in layer.variables]
     return {
         "trainable": layer.trainable,
         "compute_dtype": layer.compute_dtype,
         **_config(layer),
-        **_attributes(layer),
+        **({} if were_called else _attributes(layer)),
         "variables": variables,
     }
 
@@ -421,7 +427,8 @@ class _Scan:
                 "rematerialize all of them, or none",
             )
         for one in self._chain.layers[1:]:
-            if (difference := find_difference(self._first, one)) is not None:
+            difference = find_difference(self._first, one, were_called=True)
+            if difference is not None:
                 raise self._refusal(
                     f"layers that were changed afterwards: {one.name!r} differs from the first one "
                     f"in {difference}",
