@@ -487,8 +487,9 @@ class RayProcesses(_Processes):
             self._is_closed = True
             atexit.unregister(self.close)
             return
-        for index in self._actors.keys() - self._processes.keys():
-            self._ray.kill(self._actors[index])  # it may wait for a machine without end
+        for index, actor in self._actors.copy().items():  # keepers drop some meanwhile
+            if index not in self._processes:
+                self._ray.kill(actor)  # it may wait for a machine without end
         super().close()
 
     def _described(self, index: int) -> str:

@@ -93,7 +93,7 @@ def find_difference(
 ) -> str | None:
     """Returns the respect in which two layers differ; None for equal ones.
 
-    A call may change plain attributes of its layer, and a scan calls the first layer only.
+    After a call, plain attributes are not compared: it may set some, and a scan calls one layer.
     """
     if type(first) is not type(second):
         return f"their classes, {type(first).__name__} and {type(second).__name__}"

@@ -52,9 +52,9 @@ def sum_rows(places: np.ndarray, num_sums: int, rows: np.ndarray) -> np.ndarray:
 def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct integers of an array of shape (k,), and the place of each among them.
 
-    Each id writes its position to a hash table, where equal ones read the same position: a sort
-    takes five to ten times as long (100,000 ids: 5 ms). Ids that share an entry with another one
-    try a second hash, and the few that are left are sorted. The order depends on the ids alone.
+    Each id writes its position to a hash table, from which equal ids read the same position. A sort
+    takes four to six times as long without wide vectors (5 ms for 100,000 ids). Ids that share an
+    entry try a second hash, and the few that are left are sorted. Equal arrays give equal orders.
     """
     positions = np.arange(len(ids), dtype=np.int32)
     keys, bits = ids.astype(np.uint64), max(2 * len(ids) - 1, 1).bit_length()

@@ -80,7 +80,7 @@ Marks = Mapping[str, Any]  # changed rows, by shard name
 def _shapes(
     whole: Iterable[str], counts: Mapping[str, int], optimizers: Mapping[str, str]
 ) -> set[tuple[Any, ...]]:
-    """Returns what tells the programs of an update: all whole variables, and padded rows."""
+    """Returns a key for the program of all whole variables, and one for that of each table."""
     rows = {(name, optimizers.get(name, ""), padded_size(one)) for name, one in counts.items()}
     return {tuple((name, optimizers.get(name, "")) for name in whole), *rows}
 

@@ -253,6 +253,18 @@ def test_layers_that_differ_after_they_were_chosen_are_refused(change) -> None:
     assert _num_scans(model) == 1
 
 
+class _NotingShape(keras.layers.Dense):
+    def call(self, inputs: Any) -> Any:
+        self.last_rows = inputs.shape[0]
+        return super().call(inputs)
+
+
+def test_layers_that_set_attributes_in_their_calls_are_scanned_again() -> None:
+    model = _row(_NotingShape(4, name="dense"), _NotingShape(4, name="dense_1"))
+    sg.scan_layers(model, layers="dense")
+    assert [_num_scans(model), _num_scans(model)] == [1, 1]  # only the first one was called
+
+
 def test_layers_that_differ_are_refused() -> None:
     dense = keras.layers.Dense
     with pytest.raises(ValueError, match="differ in activation: 'linear' and 'relu'"):
