@@ -30,10 +30,9 @@ from jax.sharding import (
 from stratagem.devices.private import uncommitted
 from stratagem.errors import check_type, invalid
 
-# One thread at a time starts a program on several devices: programs with collectives on the same
-# devices wait for each other for ever if the devices start them in different orders. Strategies may
-# share devices, so there is one turn for all.
-starting = threading.RLock()
+# Held while a program starts on several devices: programs with collectives wait for each other
+# forever if devices start them in different orders. Strategies may share devices, so all share it.
+start_lock = threading.RLock()
 
 # Groups of devices: a replica computes on all devices of its group, its logical devices.
 

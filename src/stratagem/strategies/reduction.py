@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from stratagem import contexts as stack
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
-from stratagem.devices.mesh import outside_context_mesh, starting
+from stratagem.devices.mesh import outside_context_mesh, start_lock
 from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.replica_context import (
     check_axis,
@@ -115,7 +115,7 @@ def _reduce_per_replica(
     if axes is None and value.lengths is None and value.stacked is not None:
         if is_multi_process(value.stacked):
             return compute_on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
-        with starting:
+        with start_lock:
             combined = _combine(op, value.stacked)
         return _one_copy(combined)
     return _reduce_parts(op, list(of_all(value, num_replicas).components), axes)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.devices.lockstep import compute_on_every_process
-from stratagem.devices.mesh import Topology, starting
+from stratagem.devices.mesh import Topology, start_lock
 from stratagem.devices.shards import local_copy
 from stratagem.errors import explain, invalid
 from stratagem.group.current import current_group
@@ -40,7 +40,7 @@ def aggregate_components(
 
     Raises ValueError for aggregation NONE. Source: TF 2.21 values.py, SyncOnReadVariable.
     """
-    with starting:
+    with start_lock:
         if aggregation is VariableAggregation.SUM:
             return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
         if aggregation is VariableAggregation.MEAN:

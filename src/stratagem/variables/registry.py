@@ -130,12 +130,12 @@ def is_on_read(variable: object) -> bool:
 class VariableRegistry:
     """Variables of one strategy in creation order.
 
-    A thread has the `turn` while it traces a step, and from its reads of variables until it has
+    A thread holds the `lock` while it traces a step, and from its reads of variables until it has
     replaced their values: a step donates the arrays that it replaces.
     """
 
     def __init__(self) -> None:
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         self._references: dict[int, weakref.ref[Any]] = {}
         self._unsettled: dict[int, weakref.ref[Any]] = {}
 

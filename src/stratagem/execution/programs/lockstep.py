@@ -608,7 +608,7 @@ class Lockstep:
         key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside, number)
         program = self._known(key)
         if program is None:
-            with self._strategy.variables.turn:
+            with self._strategy.variables.lock:
                 program = self._known(key) or self._traced(key, fn, arguments)
         return program
 

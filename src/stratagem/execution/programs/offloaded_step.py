@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from stratagem.devices.mesh import Topology, starting
+from stratagem.devices.mesh import Topology, start_lock
 from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs.sharded_step import StepParts, part_step
 from stratagem.execution.programs.steps import (
@@ -229,7 +229,7 @@ class _Update:
         """Updates the variables from the two lists returned by `inputs`."""
         if not self.has_work:
             return
-        with starting:
+        with start_lock:
             values = self._run(own, others)
         for variable, value in zip(self._updated, values, strict=True):
             variable.stored = value
@@ -286,9 +286,9 @@ class StoredRows:
     ) -> None:
         """Runs one step with the rows of each lookup."""
         del early  # no stages: the step itself computes every new value
-        with trace.turn:
+        with trace.lock:
             pairs = zip(trace.lookups, ids_of(), strict=True)
-            with starting:
+            with start_lock:
                 rows = [rows_of_table(lookup, ids, self._topology) for lookup, ids in pairs]
             call(rows)
 

@@ -31,7 +31,7 @@ from jax.core import Tracer
 
 from stratagem.devices.finding import placeholder
 from stratagem.devices.lockstep import record_program, run_together
-from stratagem.devices.mesh import Topology, is_explicit, starting
+from stratagem.devices.mesh import Topology, is_explicit, start_lock
 from stratagem.devices.private import settings_of_traces
 from stratagem.errors import explain
 from stratagem.execution.programs.steps import (
@@ -485,7 +485,7 @@ class Program:
         self._name = name
         self._topology = topology = step.topology
         self._devices = set(topology.all_devices or ())
-        self._starting = starting if len(self._devices) > 1 else step.trace.turn
+        self._start_lock = start_lock if len(self._devices) > 1 else step.trace.lock
         self._remote = remote
         self._ids: IdsProgram | None = None
         self._early: dict[tuple[int, int], EarlyProgram] = {}
@@ -551,7 +551,7 @@ class Program:
         def ids_of() -> list[Any]:
             if self._ids is None:
                 self._ids = IdsProgram(self.trace, self._topology, self._name)
-            with self.trace.turn, self._starting:
+            with self.trace.lock, self._start_lock:
                 return self._ids.run(self._pools(split, shared, []))
 
         def call(rows: list[Any]) -> list[Any]:
@@ -564,7 +564,7 @@ class Program:
             if program is None:
                 program = EarlyProgram(self.step.whole, self._topology, range(first, last))
                 self._early[first, last] = program
-            with self.trace.turn, self._starting:
+            with self.trace.lock, self._start_lock:
                 return program.run(self._pools(split, shared, rows))
 
         remote.run(self.step.whole, ids_of, call, send_early)
@@ -614,7 +614,7 @@ class Program:
         rows: Sequence[Any] = (),
     ) -> list[Any]:
         shared = [*map(self._everywhere, shared)]
-        with self.trace.turn:
+        with self.trace.lock:
             written, read_only, constants = self._lasting_inputs()
             values, results, handed = self._start(
                 function, (written, read_only, split, shared, constants, [*rows])
@@ -649,14 +649,14 @@ class Program:
 
     def _outputs(self, function: Any, inputs: tuple[list[Any], ...]) -> Any:
         if function in self._called:
-            if self._starting is self.trace.turn:
+            if self._start_lock is self.trace.lock:
                 return function(*inputs)
-            with self._starting:
+            with self._start_lock:
                 return function(*inputs)
         with paused_garbage_collection():
             if not is_tracing():  # so that other strategies' programs can start meanwhile
                 function.lower(*inputs).compile()
-            with self._starting:
+            with self._start_lock:
                 outputs = function(*inputs)
         self._called.add(function)
         return outputs

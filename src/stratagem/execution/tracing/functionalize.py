@@ -398,7 +398,7 @@ class Trace:
     records: int | None = None  # index of the constant that turns recording of summaries on
     splits_sequences: bool = False  # True if a replica's devices share sequences
     # Held by a thread that runs it.
-    turn: Any = dataclasses.field(default_factory=threading.RLock, repr=False, compare=False)
+    lock: Any = dataclasses.field(default_factory=threading.RLock, repr=False, compare=False)
 
     @property
     def variables(self) -> list[Any]:

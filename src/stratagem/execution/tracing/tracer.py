@@ -526,7 +526,7 @@ def _trace_of(
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,
         splits_sequences=strategy.sequence_axis is not None,
-        turn=strategy.variables.turn,
+        lock=strategy.variables.lock,
     )
 
 

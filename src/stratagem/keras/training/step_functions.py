@@ -23,7 +23,7 @@ from stratagem.devices.lockstep import (
     runs_separately,
     wait_until_ready,
 )
-from stratagem.devices.mesh import Topology, starting
+from stratagem.devices.mesh import Topology, start_lock
 from stratagem.errors import raise_reported
 from stratagem.execution.programs.elastic import ElasticLockstep, is_on
 from stratagem.execution.programs.lockstep import Lockstep
@@ -460,7 +460,7 @@ class MetricLogs:
             shapes = jax.eval_shape(self._program, stored)
             return jax.tree.map(lambda one: placeholder(one.shape, one.dtype), dict(shapes))
         if not self._strategy.topology.spans_processes:
-            with starting:
+            with start_lock:
                 return dict(self._program(stored))
         if runs_separately():
             return dict(self._program(self._of_members()))
