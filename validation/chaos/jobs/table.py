@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from validation.chaos.jobs import Job
 from validation.chaos.jobs.elastic import Elastic
+from validation.chaos.jobs.input_workers import InputWorkers
 from validation.chaos.jobs.keyed_tables import KeyedTables
 from validation.chaos.jobs.lockstep import Lockstep
 from validation.chaos.jobs.parameter_servers import ParameterServers
@@ -16,5 +17,6 @@ JOBS: tuple[Job, ...] = (
     Elastic(),
     ParameterServers(),
     KeyedTables(),
+    InputWorkers(),
     RemoteJobs(),
 )
