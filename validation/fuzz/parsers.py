@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.group.authentication.connections import frame, read_answer, read_message
+from stratagem.group.authentication.connections import (
+    decode,
+    encode,
+    frame,
+    read_answer,
+    read_message,
+)
 from stratagem.group.authentication.secret import PLAIN, Credentials, admit, prove
 from stratagem.group.hub import Hub
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -19,7 +25,6 @@ from stratagem.group.transport.listener import ClientMemories, Request
 from stratagem.group.transport.shared_memory import ClientMemory, is_placed
 from stratagem.group.transport.wire import Message, is_message, pack, unpack
 from stratagem.group.verdict import GroupLimits
-from stratagem.group.wire import decode, encode
 from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
 from stratagem.launch.remote.job import FrameReader
 from stratagem.parameter_server.server.server import ParameterServer

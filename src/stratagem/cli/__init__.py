@@ -16,11 +16,10 @@ from stratagem.cli.doctor.command import (
     env_command,
 )
 from stratagem.cli.explain import command as explain_command
-from stratagem.cli.launch import command as launch_command
 from stratagem.cli.manifests.rendering import kubernetes_group, slurm_group
 from stratagem.cli.migrate.command import command as migrate_command
-from stratagem.cli.plan import command as plan_command
 from stratagem.cli.runs import goodput_command, profile_command, report_command, watch_command
+from stratagem.cli.scripts import launch_command, plan_command
 from stratagem.cli.server import input_service_command, secret_command, server_command
 
 __all__ = ["main"]

@@ -15,17 +15,17 @@ from stratagem.cluster.resolvers.kubernetes import (
 )
 from stratagem.cluster.resolvers.kubernetes import resolve_cluster as resolve_cluster
 from stratagem.cluster.resolvers.resolver import ClusterResolver as ClusterResolver
-from stratagem.cluster.resolvers.sagemaker import (
-    SageMakerClusterResolver as SageMakerClusterResolver,
-)
 from stratagem.cluster.resolvers.simple import ProcessClusterResolver as ProcessClusterResolver
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver as SimpleClusterResolver
+from stratagem.cluster.resolvers.simple import UnionResolver as UnionResolver
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver as SlurmClusterResolver
 from stratagem.cluster.resolvers.slurm import expand_hostlist as expand_hostlist
 from stratagem.cluster.resolvers.slurm import expand_tasks_per_node as expand_tasks_per_node
+from stratagem.cluster.resolvers.tf_config import (
+    SageMakerClusterResolver as SageMakerClusterResolver,
+)
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver as TFConfigClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver as TPUClusterResolver
-from stratagem.cluster.resolvers.union import UnionResolver as UnionResolver
 from stratagem.cluster.roles import TASK_TYPES as TASK_TYPES
 from stratagem.cluster.roles import collective_leader as collective_leader
 from stratagem.cluster.roles import id_in_cluster as id_in_cluster

@@ -21,10 +21,13 @@ from stratagem.cluster.launchers import (
 )
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
 from stratagem.cluster.resolvers.simple import ProcessClusterResolver
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver, expand_tasks_per_node
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
+from stratagem.cluster.resolvers.tf_config import (
+    SageMakerClusterResolver,
+    TFConfigClusterResolver,
+    tf_config,
+)
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.cluster.spec import parse_task_index
 from stratagem.errors import invalid

@@ -21,13 +21,13 @@ from stratagem.group.authentication.connections import (
     connect,
     frame,
     listening_sockets,
+    open_coordination_port,
     open_streams,
     read_answer,
 )
 from stratagem.group.authentication.secret import Credentials, Gate, HandshakeLimits
 from stratagem.group.current import Identity
 from stratagem.group.hub import MEMBER, TUNNEL, Hub
-from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits, ProgramPosition, Verdict
 from stratagem.observe.writer import restart_count
 

@@ -17,12 +17,12 @@ from stratagem.group.assignments import Assignments
 from stratagem.group.authentication.connections import (
     MAX_HELLO_BYTES,
     close_now,
+    forward,
     frame,
     open_streams,
     read_message,
 )
 from stratagem.group.authentication.secret import Credentials
-from stratagem.group.tunnel import forward
 from stratagem.group.verdict import (
     Activity,
     GroupLimits,

@@ -14,12 +14,12 @@ from typing import Any
 from stratagem import environment, logs
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 from stratagem.group.assignments import AssignmentNotes
+from stratagem.group.authentication.connections import decode, encode
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.connection import Connection
 from stratagem.group.current import Identity, print_stacks
 from stratagem.group.hub import MAIN
 from stratagem.group.verdict import Activity, GroupLimits, ProgramPosition, Verdict
-from stratagem.group.wire import decode, encode
 
 # Announcements to all processes, delivered without waiting.
 
@@ -409,7 +409,7 @@ class Group:
     ) -> list[Any]:
         """Sends a value to all processes and returns theirs, by process id. Call on every process.
 
-        `name` is the same on all processes; `wire.encode` lists the types of `value`. None for
+        `name` is the same on all processes; `encode` lists the types of `value`. None for
         `timeout_s` means the barrier limit; messages name the `setting` that changes it. Raises
         DeadlineExceededError, naming the processes that did not join; RuntimeError if another
         process made a different call; UnavailableError if a process was lost.

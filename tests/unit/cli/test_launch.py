@@ -11,7 +11,7 @@ import click
 import pytest
 
 from stratagem.cli import main
-from stratagem.cli.launch import command
+from stratagem.cli.scripts import launch_command
 from stratagem.launch import functions as scripts
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart.launcher import Outcome
@@ -21,7 +21,7 @@ from tests.command_runner import CliRunner
 PAGE = Path(__file__).parents[3] / "docs" / "clusters" / "launch.md"
 OPTIONS = {
     parameter.name: parameter
-    for parameter in command.params
+    for parameter in launch_command.params
     if isinstance(parameter, click.Option) and parameter.name not in ("module", "quiet", "verbose")
 }
 # For each option: a value on the command line, and what it means.

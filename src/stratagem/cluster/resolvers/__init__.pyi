@@ -8,12 +8,12 @@ from stratagem.cluster.resolvers.kubernetes import (
     KubernetesExecutableLocation as KubernetesExecutableLocation,
 )
 from stratagem.cluster.resolvers.resolver import ClusterResolver as ClusterResolver
-from stratagem.cluster.resolvers.sagemaker import (
-    SageMakerClusterResolver as SageMakerClusterResolver,
-)
 from stratagem.cluster.resolvers.simple import ProcessClusterResolver as ProcessClusterResolver
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver as SimpleClusterResolver
+from stratagem.cluster.resolvers.simple import UnionResolver as UnionResolver
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver as SlurmClusterResolver
+from stratagem.cluster.resolvers.tf_config import (
+    SageMakerClusterResolver as SageMakerClusterResolver,
+)
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver as TFConfigClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver as TPUClusterResolver
-from stratagem.cluster.resolvers.union import UnionResolver as UnionResolver

@@ -1,22 +1,26 @@
-"""Authenticated connections: listening at the addresses of a cluster, asyncio streams, messages."""
+"""Authenticated connections: listening sockets, streams, messages and their values, tunnels."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import ipaddress
 import json
 import logging
 import os
+import re
 import socket
 import ssl
-from collections.abc import Collection, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator
 from types import NoneType
 from typing import Any
 
+import numpy as np
+
 from stratagem.cluster.addresses import is_loopback
-from stratagem.errors import invalid
+from stratagem.errors import explain, invalid
 from stratagem.group.authentication.secret import Credentials, prove
 from stratagem.group.verdict import Activity
 
@@ -384,3 +388,150 @@ def _refused(server: str, error: Exception) -> ValueError:
         fix="compare the files in STRATAGEM_TLS_DIR of both.",
         code="SG516",
     )
+
+
+# Values of messages between the processes of a group, as JSON.
+#
+# Nothing is ever unpickled.
+
+
+_STRINGS = re.compile(r"[<>|][US]\d{1,6}")
+
+
+def encode(value: object) -> Any:
+    """Returns a value as JSON, for `decode`; raises TypeError for unsupported types.
+
+    Supports None, bools, numbers, strings, bytes, NumPy arrays and scalars, and lists, tuples and
+    dicts with string keys of these.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, list):
+        return [encode(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item) for item in value]}
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray | np.generic) and _is_numeric(value.dtype):
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {"array": [value.dtype.name, list(value.shape), data]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "US":
+        rows: list[Any] = value.ravel().tolist()
+        return {"strings": [value.dtype.str, list(value.shape), [encode(row) for row in rows]]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: encode(item) for key, item in value.items()}}
+    raise TypeError(
+        explain(
+            f"{value!r} of type {type(value).__name__} cannot be sent to other processes.",
+            expected="None, bools, numbers, strings, bytes, NumPy arrays, and lists, tuples and "
+            "dicts with string keys of these. Nothing is pickled.",
+            fix="convert it to these types, or send only the parts that others need.",
+        )
+    )
+
+
+def _is_numeric(dtype: np.dtype[Any]) -> bool:
+    """True for numeric dtypes, including extensions such as bfloat16."""
+    is_added = dtype.kind == "V" and not dtype.name.startswith("void")
+    return dtype.isnative and (dtype.kind in "biufc" or is_added)
+
+
+def decode(value: object) -> Any:
+    """Returns the value that `encode` received; raises ValueError for anything else."""
+    try:
+        return _decoded(value)
+    except (AttributeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError(f"received no encoded value: {error}") from error
+
+
+def _decoded(value: object) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tuple":
+        return tuple(_decoded(item) for item in content)
+    if kind == "bytes":
+        return base64.b64decode(content)
+    if kind == "array":
+        name, shape, data = content
+        # NumPy would parse anything else as an expression.
+        dtype = np.dtype(name) if str(name).isidentifier() else None
+        if dtype is None or not _is_numeric(dtype):
+            raise ValueError(f"an array of {name!r} is no encoded value")
+        return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+    if kind == "strings":
+        name, shape, rows = content
+        if not _STRINGS.fullmatch(str(name)):
+            raise ValueError(f"an array of {name!r} is no encoded value")
+        return np.array([_decoded(row) for row in rows], str(name)).reshape(shape)
+    return {key: _decoded(item) for key, item in content.items()}
+
+
+# Tunnels to JAX's coordination service through the port of the group.
+#
+# JAX terminates a process, without an error to catch, as soon as its connection to the service
+# breaks, before anything can report that process 0 died. So each process connects to a local port,
+# which stays open. Process 0 also needs only one reachable port, which authenticates: the service
+# itself listens on 127.0.0.1 and has no authentication.
+
+
+_CHUNK_BYTES = 2**16
+_RETRY_S = 0.05
+_START_LIMIT_S = 60.0
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forwards data until one side closes."""
+    while data := await reader.read(_CHUNK_BYTES):
+        writer.write(data)
+        await writer.drain()
+
+
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    """Connects a tunnel to the service on this host, as soon as it listens."""
+    async with asyncio.timeout(_START_LIMIT_S):
+        while True:
+            try:
+                inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+                break
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+    try:
+        directions = [
+            asyncio.create_task(_pump(reader, inner_writer)),
+            asyncio.create_task(_pump(inner_reader, writer)),
+        ]
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        for direction in directions:
+            direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
+    finally:
+        inner_writer.close()
+
+
+async def open_coordination_port(connect: Callable[[], Awaitable[Streams]]) -> asyncio.Server:
+    """Opens a port on 127.0.0.1 that leads to the service of process 0.
+
+    `connect` makes an authenticated connection to process 0. This side never closes a connection:
+    if process 0 is lost, requests get no answer.
+    """
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # If process 0 cannot be reached now, JAX's client connects again.
+        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):
+            outer_reader, outer_writer = await connect()
+            # Closed by `with`, because a group that ends cancels the wait for `back`, too.
+            with contextlib.closing(outer_writer):
+                back = asyncio.create_task(_pump(outer_reader, writer))
+                try:
+                    await _pump(reader, outer_writer)
+                except OSError:  # process 0 is lost: keep the connection, without answers
+                    while await reader.read(_CHUNK_BYTES):
+                        pass
+                finally:
+                    back.cancel()
+                    await asyncio.gather(back, return_exceptions=True)
+
+    return await asyncio.start_server(accept, "127.0.0.1", 0)

@@ -48,7 +48,7 @@ from typing import Any, NoReturn, TypeVar
 
 from stratagem import logs
 from stratagem.errors import DeadlineExceededError, explain
-from stratagem.group.authentication.connections import listening_sockets
+from stratagem.group.authentication.connections import decode, encode, listening_sockets
 from stratagem.group.authentication.secret import Credentials, Gate
 from stratagem.group.current import Identity
 from stratagem.group.elastic.changes import GroupRunsError, TrainingPauses, ViewChanges
@@ -57,7 +57,6 @@ from stratagem.group.elastic.peer_connections import ExchangeTimes, PeerConnecti
 from stratagem.group.elastic.peers import PURPOSE, Inbox, Peers, Stage, connect_view
 from stratagem.group.elastic.views import Report, View, change_text
 from stratagem.group.verdict import Activity, GroupLimits
-from stratagem.group.wire import decode, encode
 from stratagem.resources import Closing
 
 _logger = logging.getLogger(__name__)

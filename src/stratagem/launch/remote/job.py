@@ -38,8 +38,7 @@ from stratagem.launch.remote.protocol import (
     signed,
 )
 from stratagem.launch.remote.ray_cluster import RayWatch, load_ray, watched_addresses
-from stratagem.launch.remote.ray_nodes import resource_of_task
-from stratagem.launch.tasks.session import Session
+from stratagem.launch.remote.ray_nodes import Session, resource_of_task
 from stratagem.resources import Closing, TemporaryFolder
 
 _POLL_S = 0.5

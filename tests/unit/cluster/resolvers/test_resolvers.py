@@ -14,8 +14,7 @@ from stratagem.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
 )
-from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.cluster.resolvers.tf_config import SageMakerClusterResolver, TFConfigClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.errors import NotFoundError
 

@@ -6,8 +6,11 @@ import pytest
 
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.simple import ProcessClusterResolver, SimpleClusterResolver
-from stratagem.cluster.resolvers.union import UnionResolver
+from stratagem.cluster.resolvers.simple import (
+    ProcessClusterResolver,
+    SimpleClusterResolver,
+    UnionResolver,
+)
 from stratagem.cluster.spec import ClusterSpec
 from tests.unit.test_rendering import require_plain
 

@@ -20,13 +20,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.group.authentication.connections import frame, read_frame
+from stratagem.group.authentication.connections import (
+    decode,
+    encode,
+    frame,
+    open_coordination_port,
+    read_frame,
+)
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.hub import Hub
 from stratagem.group.member import Group
-from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits
-from stratagem.group.wire import decode, encode
 from tests.fuzzing import JSON, fuzz
 from tests.unit.group.authentication import peers
 from tests.unit.group.authentication.certificates import make_certificates
