@@ -28,7 +28,6 @@ _FRAGMENTS = (
     "design/architecture.md",
     "guides/fine_tune.md",  # with KerasHub: validation/third_party
     "guides/keras.md",
-    "guides/large_models.md",
     "guides/loops.md",
     "guides/many_workers.md",
     "guides/parameter_servers.md",
@@ -101,7 +100,7 @@ _SLOW = {
     "guides/estimator.md",
     "guides/failures.md",
     "guides/input_on_other_machines.md",
-    "guides/logical_devices.md",
+    "guides/large_models.md",
     "guides/recommenders.md",
     "guides/slow_links.md",
     "how_to/activations.md",
