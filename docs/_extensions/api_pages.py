@@ -38,15 +38,10 @@ _STATUSES = {
 
 @dataclasses.dataclass
 class Entry:
-    """A public class, function, module or value, under all its names: the main one comes first."""
+    """A public class, function, module or value, and its name, such as "sg.input.Dataset"."""
 
     value: Any
-    names: list[str]
-
-    @property
-    def name(self) -> str:
-        """Main name, such as "sg.input.Dataset"."""
-        return self.names[0]
+    name: str
 
     @property
     def kind(self) -> str:
@@ -73,15 +68,9 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Returns everything that is public, sorted by main name."""
-    found: dict[tuple[int, str], Entry] = {}
-    for name, value in _walk("sg", stratagem):
-        # Small integers are one object under several names.
-        key = (id(value), "" if callable(value) or inspect.ismodule(value) else name)
-        found.setdefault(key, Entry(value, [])).names.append(name)
-    for entry in found.values():
-        entry.names.sort(key=lambda name: _rank(name, entry.value))
-    return sorted(found.values(), key=lambda entry: entry.name)
+    """Returns everything that is public, sorted by name."""
+    found = [Entry(value, name) for name, value in _walk("sg", stratagem)]
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def _walk(path: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
@@ -90,14 +79,6 @@ def _walk(path: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
         yield f"{path}.{name}", value
         if isinstance(value, types.ModuleType):
             yield from _walk(f"{path}.{name}", value)
-
-
-def _rank(name: str, value: Any) -> tuple[Any, ...]:
-    """Orders names: its own first, then in the root, then in the module that defines it."""
-    own = str(getattr(value, "__name__", "")).rpartition(".")[2]
-    home = str(getattr(value, "__module__", "")).replace("stratagem", "sg", 1)
-    folder, _, last = name.rpartition(".")
-    return (last != own, name.count("."), not home.startswith(f"{folder}."), name)
 
 
 def members_of(cls: type) -> Iterator[tuple[str, type]]:
@@ -109,8 +90,8 @@ def members_of(cls: type) -> Iterator[tuple[str, type]]:
             yield name, owner
 
 
-# Returns the rows of the migration table for any of the names.
-Migration = Callable[[Sequence[str]], list[Mapping[str, str]]]
+# Returns the rows of the migration table for a name.
+Migration = Callable[[str], list[Mapping[str, str]]]
 
 
 def read_migration(path: Path = MIGRATION) -> Migration:
@@ -119,8 +100,8 @@ def read_migration(path: Path = MIGRATION) -> Migration:
     for row in tomllib.loads(path.read_text("utf-8"))["symbol"]:
         rows.setdefault(row["here"], []).append(row)
 
-    def lookup(names: Sequence[str]) -> list[Mapping[str, str]]:
-        found = [row for name in names for row in rows.get(name, ())]
+    def lookup(name: str) -> list[Mapping[str, str]]:
+        found = rows.get(name, ())
         return sorted(found, key=lambda row: (not row["name"].startswith("tf."), len(row["name"])))
 
     return lookup
@@ -178,8 +159,6 @@ class Reference:
                 self._table(in_root),
                 "## Functions of sg",
                 self._table([one for one in self._in_module("sg") if one.kind == "function"]),
-                "## Other names of sg",
-                self._table(self._other_names("sg")),
                 "",
             ]
         )
@@ -195,9 +174,9 @@ class Reference:
         if entry:
             parts.append(_module_line(entry))
             parts.append(api_markdown.markdown(inspect.getdoc(entry.value) or ""))
-            others = [*self._inner_modules(name), *self._other_names(name)]
+            inner = self._inner_modules(name)
             parts.append(_toctree([one.page.rpartition("/")[2] for one in classes]))
-            parts += ["## Names", self._table([*members, *others])] if members or others else []
+            parts += ["## Names", self._table([*members, *inner])] if members or inner else []
         for one in members:
             if one.kind == "data":
                 parts += [f"## {one.name}", _data(one)]
@@ -209,29 +188,13 @@ class Reference:
         modules = [one for one in self.entries if one.kind == "module"]
         return [one for one in modules if one.name.rpartition(".")[0] == module]
 
-    def _other_names(self, module: str) -> list[Entry]:
-        """Returns what a module exports, but another page documents, under its name here."""
-        return [
-            Entry(entry.value, [name, *entry.names])
-            for entry in self.entries
-            for name in entry.names[1:]
-            if name.rpartition(".")[0] == module
-        ]
-
     def _table(self, rows: Sequence[Entry]) -> str:
         lines = ["| name | |", "|---|---|"]
         for entry in rows:
-            main = self._main_name(entry)
             role = "mod" if entry.kind == "module" else "obj"
-            link = f"{{py:{role}}}`{entry.name} <{_full(main)}>`"
-            also = "" if main == entry.name else f" Another name of `{main}`."
-            lines.append(f"| {link} | {in_table(self._summary(entry) + also)} |")
+            link = f"{{py:{role}}}`{entry.name} <{_full(entry.name)}>`"
+            lines.append(f"| {link} | {in_table(self._summary(entry))} |")
         return "\n".join(lines)
-
-    def _main_name(self, entry: Entry) -> str:
-        if entry.kind == "data":
-            return entry.name
-        return next(one.name for one in self.entries if one.value is entry.value)
 
     def _summary(self, entry: Entry) -> str:
         if entry.kind == "data":
@@ -259,18 +222,15 @@ class Reference:
     def _object(self, entry: Entry) -> str:
         signature = signature_of(entry.value)
         options = {"module": "stratagem", "canonical": entry.name}
-        names = " ".join(f"`{name}`" for name in entry.names[1:])
         body = api_markdown.markdown(inspect.cleandoc(_own_docstring(entry.value)))
-        facts = [f"Full name: `{_full(entry.name)}`."]
-        facts += [f"Other names: {names}."] if names else []
-        facts += [f"Defined in {self._place(entry.value)}."]
+        place = f"Full name: `{_full(entry.name)}`. Defined in {self._place(entry.value)}."
         return "\n\n".join(
             filter(
                 None,
                 [
                     fenced(entry.kind, f"{_short(entry.name)}{signature}", options, body, 6),
-                    self._box(entry.names),
-                    " ".join(facts),
+                    self._box(entry.name),
+                    place,
                 ],
             )
         )
@@ -296,13 +256,13 @@ class Reference:
             docstring, signature, kind_name = "", "", "attribute"
             options |= {"value": repr(static.value)} if isinstance(static, enum.Enum) else {}
         body = api_markdown.markdown(docstring)
-        box = self._box([f"{alias}.{name}" for alias in entry.names])
+        box = self._box(f"{entry.name}.{name}")
         parts = [fenced(kind_name, f"{path}{signature}", options, body, 6), box]
         return "\n\n".join(filter(None, parts))
 
-    def _box(self, names: Sequence[str]) -> str:
-        """Returns a note about the symbols of TensorFlow that these names replace."""
-        rows = self._migration(names)
+    def _box(self, name: str) -> str:
+        """Returns a note about the symbols of TensorFlow that a name replaces."""
+        rows = self._migration(name)
         if not rows:
             return ""
         first, *others = rows

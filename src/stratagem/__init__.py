@@ -32,6 +32,62 @@ _WITHOUT_JAX = (
     "stratagem.strategies.placement",
 )
 
+# Other spellings, and helpers of TensorFlow that few programs call, by package: they work, but
+# `__all__`, completion and the reference leave them out, so that each name is listed once.
+# Namespaces without a stub leave theirs out of their own `__all__`.
+_UNLISTED: dict[str, tuple[str, ...]] = {
+    "stratagem": (
+        "Checkpoint",
+        "CheckpointManager",
+        "CollectiveAllReduceStrategy",
+        "CollectiveCommunication",
+        "CollectiveHints",
+        "Mirrored",
+        "experimental",
+        "experimental_set_strategy",
+        "profiling",
+        "regroup",
+        "run_standard_tensorflow_server",
+        "select_replica",
+    ),
+    "stratagem.checkpoint": (
+        "Checkpoint",
+        "CheckpointManager",
+        "CheckpointOptions",
+        "PreemptionCheckpointHandler",
+        "checkpoints_iterator",
+        "latest_checkpoint",
+        "list_variables",
+        "load_checkpoint",
+        "load_variable",
+    ),
+    "stratagem.cluster": (
+        "ClusterDef",
+        "ClusterResolver",
+        "ClusterSpec",
+        "GCEClusterResolver",
+        "JobDef",
+        "KubernetesClusterResolver",
+        "KubernetesExecutableLocation",
+        "ProcessClusterResolver",
+        "SageMakerClusterResolver",
+        "SimpleClusterResolver",
+        "SlurmClusterResolver",
+        "TFConfigClusterResolver",
+        "TPUClusterResolver",
+        "TPUSystemMetadata",
+        "UnionResolver",
+        "collective_leader",
+        "id_in_cluster",
+        "is_chief",
+        "normalize_cluster_spec",
+        "task_count",
+        "worker_count",
+    ),
+    "stratagem.cluster.preemption": ("PreemptionWatcher", "TerminationConfig"),
+    "stratagem.estimator": ("experimental", "get_global_step", "get_or_create_global_step"),
+}
+
 _environment.select_keras_backend()
 _logs.attach_handler()
 if _settings.read("keep_freed_memory"):
@@ -56,11 +112,16 @@ def public_names(file: str = __file__) -> dict[str, tuple[str, str]]:
     return names
 
 
+def listed_names(package: str, file: str) -> list[str]:
+    """Returns the public names of a package in the one spelling that is listed."""
+    return sorted(public_names(file).keys() - _UNLISTED.get(package, ()))
+
+
 def load_name(package: str, file: str, name: str) -> Any:
     """Returns a public name of a package, which is loaded at its first use."""
     names = public_names(file)
     if name == "__all__":
-        return sorted(names)
+        return listed_names(package, file)
     if name.startswith("_") or name not in names:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     module, attribute = names[name]
@@ -87,4 +148,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(public_names())  # what completion offers
+    return listed_names(__name__, __file__)  # what completion offers

@@ -14,8 +14,6 @@ from stratagem.errors import check_type
 
 __all__ = [
     "filter_tracebacks",
-    "filters_tracebacks",
-    "log_format",
     "log_level",
     "run_eagerly",
     "runs_eagerly",

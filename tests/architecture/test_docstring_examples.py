@@ -56,7 +56,6 @@ _SLOW = (
     ".load_exported",
     ".make_early_stopping_hook",
     ".model_to_estimator",
-    ".plan_step",
     ".planner.plan",
     ".remat",
     ".saving.publish",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import importlib
+import operator
 import pickle
 import re
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 import stratagem as sg
 from stratagem import config, errors
 from stratagem import errors as exit_codes
+from stratagem.cluster.preemption.configuration import GOOGLE_CLOUD_EXIT_CODE
 from stratagem.errors import (
     OLD_METHODS,
     OLD_NAMES,
@@ -128,6 +130,7 @@ def test_run_steps_calls_a_function_as_run_does(strategy, eagerly) -> None:
 _LISTING = Path(__file__).parents[1] / "architecture" / "public_api.txt"
 # The parts of a strategy, for authors of libraries: docs/libraries/new_strategy.md.
 _PARTS = {"cross_device_ops", "executor", "placement", "topology", "variables"}
+_OF_MIRRORED = {"tree_flatten", "tree_unflatten", "value"}
 
 
 def _listed(owner: str) -> set[str]:
@@ -151,7 +154,7 @@ def test_package_lists_its_public_names() -> None:
         (lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]), "sg.MirroredStrategy", _PARTS),
         (lambda: sg.OneDeviceStrategy("cpu:0"), "sg.OneDeviceStrategy", _PARTS),
         (lambda: sg.PerReplica(objects=(1, 2)), "sg.PerReplica", set()),
-        (lambda: sg.Mirrored(jax.numpy.ones(2)), "sg.Mirrored", {"value"}),
+        (lambda: sg.Mirrored(jax.numpy.ones(2)), "sg.DistributedValues", _OF_MIRRORED),
         (lambda: sg.ClusterSpec({"worker": ["a:1"]}), "sg.ClusterSpec", set()),
         (
             sg.cluster_resolver.TFConfigClusterResolver,
@@ -317,7 +320,7 @@ def test_codes_are_those_of_click_and_of_shells() -> None:
 
 def test_program_that_saved_exits_with_the_code_that_launchers_resume() -> None:
     assert sg.preemption.EXIT_CODE == exit_codes.RESUMABLE
-    assert sg.preemption.GOOGLE_CLOUD_EXIT_CODE == exit_codes.TERMINATED
+    assert GOOGLE_CLOUD_EXIT_CODE == exit_codes.TERMINATED
 
 
 def test_every_code_is_in_the_table() -> None:
@@ -363,7 +366,57 @@ def test_name_leads_to_the_object_at_its_home(package, name) -> None:
 
 
 @pytest.mark.parametrize("package", LAZY)
-def test_all_names_are_offered(package) -> None:
+def test_listed_names_are_offered(package) -> None:
     names: dict[str, object] = {}
     exec(f"from {package.__name__} import *", names)
-    assert set(LAZY[package]) == set(names) - {"__builtins__"} == set(dir(package))
+    assert set(names) - {"__builtins__"} == set(dir(package)) <= set(LAZY[package])
+
+
+# Each name is listed once; its other spellings work.
+
+
+def _listed_names(path: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    for name in module.__all__:
+        value = getattr(module, name)
+        yield f"{path}.{name}", value
+        if isinstance(value, types.ModuleType):
+            yield from _listed_names(f"{path}.{name}", value)
+
+
+def test_each_object_is_listed_once() -> None:
+    names: dict[int, list[str]] = {}
+    for name, value in _listed_names("sg", sg):
+        if callable(value) or isinstance(value, types.ModuleType):
+            names.setdefault(id(value), []).append(name)
+    assert [found for found in names.values() if len(found) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("other", "listed"),
+    [
+        ("Checkpoint", "train.Checkpoint"),
+        ("CollectiveCommunication", "CommunicationImplementation"),
+        ("checkpoint.latest_checkpoint", "train.latest_checkpoint"),
+        ("cluster.SlurmClusterResolver", "cluster_resolver.SlurmClusterResolver"),
+        ("coordinator.CoordinatorOptions", "coordinator.options"),
+        ("estimator.experimental.stop_if_lower_hook", "estimator.stop_if_lower_hook"),
+        ("estimator.get_global_step", "train.get_global_step"),
+        ("experimental.ParameterServerStrategy", "ParameterServerStrategy"),
+        ("experimental_set_strategy", "set_strategy"),
+        ("input.DistributedDataset", "DistributedDataset"),
+        ("launch.ElasticConfig", "ElasticConfig"),
+        ("nn.compute_average_loss", "compute_average_loss"),
+        ("planning.plan", "plan"),
+        ("preemption.TerminationConfig", "TerminationConfig"),
+        ("remote.Server", "Server"),
+        ("run_standard_tensorflow_server", "run_standard_server"),
+        ("summary.experimental.set_step", "summary.set_step"),
+        ("tpu.experimental.DeviceAssignment", "tpu.DeviceAssignment"),
+        ("train.ClusterSpec", "ClusterSpec"),
+    ],
+)
+def test_other_spelling_is_the_same_object(other, listed) -> None:
+    assert operator.attrgetter(other)(sg) is operator.attrgetter(listed)(sg)
+    holder, _, name = other.rpartition(".")
+    module = operator.attrgetter(holder)(sg) if holder else sg
+    assert name not in module.__all__ or holder.rpartition(".")[2] == "experimental"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing  # `Any` is a public name here
 
-from stratagem import load_name, public_names
+from stratagem import listed_names, load_name
 
 
 def __getattr__(name: str) -> typing.Any:
@@ -16,4 +16,4 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(public_names(__file__))
+    return listed_names(__name__, __file__)

@@ -9,7 +9,6 @@ from stratagem.checkpoint.latest import (
     latest_checkpoint as latest_checkpoint,
 )
 from stratagem.checkpoint.manager import CheckpointManager as CheckpointManager
-from stratagem.checkpoint.objects import LoadStatus as LoadStatus
 from stratagem.checkpoint.policies import (
     Any as Any,
 )
@@ -20,31 +19,16 @@ from stratagem.checkpoint.policies import (
     KeepLatest as KeepLatest,
 )
 from stratagem.checkpoint.policies import (
-    KeepPolicy as KeepPolicy,
-)
-from stratagem.checkpoint.policies import (
-    Moment as Moment,
-)
-from stratagem.checkpoint.policies import (
-    RetainedCheckpoint as RetainedCheckpoint,
-)
-from stratagem.checkpoint.policies import (
     SaveEverySeconds as SaveEverySeconds,
 )
 from stratagem.checkpoint.policies import (
     SaveEverySteps as SaveEverySteps,
-)
-from stratagem.checkpoint.policies import (
-    SavePolicy as SavePolicy,
 )
 from stratagem.checkpoint.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )
 from stratagem.checkpoint.saving import (
     CheckpointOptions as CheckpointOptions,
-)
-from stratagem.checkpoint.saving import (
-    CheckpointReader as CheckpointReader,
 )
 from stratagem.checkpoint.saving import (
     list_variables as list_variables,

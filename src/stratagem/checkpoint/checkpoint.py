@@ -260,7 +260,9 @@ class Checkpoint:
             options: how to read; None for the defaults.
 
         Returns:
-            Status of the restore, to check that it is complete.
+            Status of the restore. `assert_consumed()` checks that it is complete, and
+            `assert_existing_objects_matched()` that all objects have their values;
+            `expect_partial()` says that values may be left over.
 
         Raises:
             DataLossError: the checkpoint is damaged.
@@ -280,7 +282,7 @@ class Checkpoint:
             options: how to read; None for the defaults.
 
         Returns:
-            Status of the restore, to check that it is complete.
+            Status of the restore, as from `restore`.
 
         Raises:
             DataLossError: the checkpoint is damaged.

@@ -19,13 +19,6 @@ class Moment:
         time_s: current time in seconds, on a monotonic clock.
         saved_step: step of the last save, or of the start of training.
         saved_time_s: time of the last save in seconds, on the same clock.
-
-    Example:
-        >>> moment = sg.checkpoint.Moment(step=500, time_s=90.0, saved_step=400, saved_time_s=60.0)
-        >>> sg.checkpoint.SaveEverySteps(100).is_due(moment)
-        True
-
-    Source: specific to Stratagem.
     """
 
     step: int
@@ -41,13 +34,6 @@ class RetainedCheckpoint:
     Args:
         number: number of the checkpoint.
         time_s: time of the save, in seconds since the epoch.
-
-    Example:
-        >>> hourly = [sg.checkpoint.RetainedCheckpoint(n, time_s=3600.0 * n) for n in range(1, 6)]
-        >>> sorted(sg.checkpoint.KeepEveryHours(2).keeps(hourly))
-        [1, 3, 5]
-
-    Source: specific to Stratagem.
     """
 
     number: int
@@ -56,19 +42,7 @@ class RetainedCheckpoint:
 
 @runtime_checkable
 class SavePolicy(Protocol):
-    """Decides when to save.
-
-    Example:
-        >>> class SaveAtEpochEnds:
-        ...     def is_due(self, moment):
-        ...         return moment.step // 100 > moment.saved_step // 100
-        >>> moment = sg.checkpoint.Moment(step=200, time_s=9.0, saved_step=150, saved_time_s=7.0)
-        >>> policy = SaveAtEpochEnds()
-        >>> policy.is_due(moment), isinstance(policy, sg.checkpoint.SavePolicy)
-        (True, True)
-
-    Source: specific to Stratagem.
-    """
+    """Decides when to save."""
 
     def is_due(self, moment: Moment) -> bool:
         """Returns True if a checkpoint should be saved now.
@@ -81,18 +55,7 @@ class SavePolicy(Protocol):
 
 @runtime_checkable
 class KeepPolicy(Protocol):
-    """Decides which checkpoints to keep.
-
-    Example:
-        >>> class KeepEveryTenth:
-        ...     def keeps(self, checkpoints):
-        ...         return {one.number for one in checkpoints if one.number % 10 == 0}
-        >>> saved = [sg.checkpoint.RetainedCheckpoint(n, time_s=60.0 * n) for n in range(1, 31)]
-        >>> sorted(KeepEveryTenth().keeps(saved))
-        [10, 20, 30]
-
-    Source: specific to Stratagem.
-    """
+    """Decides which checkpoints to keep."""
 
     def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
         """Returns the numbers of the checkpoints to keep.
@@ -115,10 +78,18 @@ class SaveEverySteps:
         ValueError: `steps` is not positive.
 
     Example:
-        >>> from stratagem.checkpoint import Moment, SaveEverySteps
-        >>> moment = Moment(step=110, time_s=9.0, saved_step=10, saved_time_s=0.0)
-        >>> SaveEverySteps(100).is_due(moment), SaveEverySteps(101).is_due(moment)
-        (True, False)
+        >>> import tempfile
+        >>> step = sg.Variable(0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager = sg.train.CheckpointManager(
+        ...         sg.train.Checkpoint(step=step), folder, max_to_keep=None, step_counter=step,
+        ...         checkpoint_interval=sg.checkpoint.SaveEverySteps(100))
+        ...     for number in (99, 100, 101):
+        ...         _ = step.assign(number)
+        ...         print(number, manager.save() is not None)
+        99 False
+        100 True
+        101 False
 
     Source: specific to Stratagem.
     """
@@ -146,10 +117,14 @@ class SaveEverySeconds:
         ValueError: `seconds` is not positive.
 
     Example:
-        >>> from stratagem.checkpoint import Moment, SaveEverySeconds
-        >>> moment = Moment(step=1, time_s=60.0, saved_step=0, saved_time_s=0.0)
-        >>> SaveEverySeconds(60).is_due(moment), SaveEverySeconds(61).is_due(moment)
-        (True, False)
+        >>> import tempfile
+        >>> step = sg.Variable(0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager = sg.train.CheckpointManager(
+        ...         sg.train.Checkpoint(step=step), folder, max_to_keep=None, step_counter=step,
+        ...         checkpoint_interval=sg.checkpoint.SaveEverySeconds(3600))
+        ...     print(manager.save())  # an hour has not passed
+        None
 
     Source: specific to Stratagem.
     """
@@ -176,10 +151,14 @@ class KeepLatest:
         ValueError: `count` is not positive.
 
     Example:
-        >>> from stratagem.checkpoint import KeepLatest, RetainedCheckpoint
-        >>> saved = [RetainedCheckpoint(number, time_s=0.0) for number in (1, 2, 3)]
-        >>> sorted(KeepLatest(2).keeps(saved))
-        [2, 3]
+        >>> import os, tempfile
+        >>> checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager = sg.train.CheckpointManager(
+        ...         checkpoint, folder, max_to_keep=sg.checkpoint.KeepLatest(2))
+        ...     saved = [manager.save() for _ in range(3)]
+        ...     print([os.path.basename(path) for path in manager.checkpoints])
+        ['ckpt-2', 'ckpt-3']
 
     Source: TF 2.21 checkpoint_management.py, CheckpointManager, max_to_keep.
     """
@@ -205,10 +184,14 @@ class KeepEveryHours:
         ValueError: `hours` is not positive.
 
     Example:
-        >>> from stratagem.checkpoint import KeepEveryHours, RetainedCheckpoint
-        >>> saved = [RetainedCheckpoint(number, time_s=1800.0 * number) for number in (1, 2, 3, 4)]
-        >>> sorted(KeepEveryHours(1).keeps(saved))
-        [1, 3]
+        >>> import os, tempfile
+        >>> checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager = sg.train.CheckpointManager(
+        ...         checkpoint, folder, max_to_keep=sg.checkpoint.KeepEveryHours(1))
+        ...     saved = [manager.save() for _ in range(3)]  # the newest is always kept
+        ...     print([os.path.basename(path) for path in manager.checkpoints])
+        ['ckpt-1', 'ckpt-3']
 
     Source: TF 2.21 checkpoint_management.py, CheckpointManager, keep_checkpoint_every_n_hours.
     """
@@ -239,11 +222,15 @@ class Any:
         ValueError: no policies, or policies of both kinds.
 
     Example:
-        >>> from stratagem.checkpoint import Any, KeepEveryHours, KeepLatest, RetainedCheckpoint
-        >>> policy = Any(KeepLatest(1), KeepEveryHours(24))
-        >>> saved = [RetainedCheckpoint(number, time_s=60.0 * number) for number in (1, 2, 3)]
-        >>> sorted(policy.keeps(saved))
-        [1, 3]
+        >>> import os, tempfile
+        >>> policy = sg.checkpoint.Any(
+        ...     sg.checkpoint.KeepLatest(2), sg.checkpoint.KeepEveryHours(24))
+        >>> checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager = sg.train.CheckpointManager(checkpoint, folder, max_to_keep=policy)
+        ...     saved = [manager.save() for _ in range(4)]
+        ...     print([os.path.basename(path) for path in manager.checkpoints])
+        ['ckpt-1', 'ckpt-3', 'ckpt-4']
 
     Source: specific to Stratagem.
     """

@@ -442,7 +442,8 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReade
         ckpt_dir_or_file: path of a checkpoint, or of a folder, for its newest checkpoint.
 
     Returns:
-        A reader.
+        A reader with `has_tensor(name)`, `get_tensor(name)`, `get_variable_to_shape_map()` and
+        `get_variable_to_dtype_map()`.
 
     Raises:
         NotFoundError: there is no checkpoint.

@@ -170,25 +170,28 @@ def plan_command(
     show: Callable[[], None]
     try:
         environment.require_jax_choice()
-        from stratagem import planning
+        from stratagem.planning.candidates import assumptions_of
+        from stratagem.planning.captured_steps import capture_script, with_global_batch
         from stratagem.planning.choices import show_search
+        from stratagem.planning.planner import plan_step
         from stratagem.planning.result import show_plan
+        from stratagem.planning.search import search_step
+        from stratagem.planning.step_time import Assumptions
+        from stratagem.planning.targets import parse_target
 
-        machine = planning.parse_target(target)
-        step = planning.capture_script(script, arguments, machine, shard_state, shard_size)
+        machine = parse_target(target)
+        step = capture_script(script, arguments, machine, shard_state, shard_size)
         note = "The batch is the script's first one, split over the devices."
         if global_batch is not None:
-            step = planning.with_global_batch(step, global_batch)
+            step = with_global_batch(step, global_batch)
             note = f"The batch of {global_batch} replaces the script's."
         if num_results is None:
-            assumed = planning.Assumptions(**given)
-            found = planning.plan_step(
-                step, machine, title=script.name, notes=(note,), assumptions=assumed
-            )
+            assumed = Assumptions(**given)
+            found = plan_step(step, machine, title=script.name, notes=(note,), assumptions=assumed)
             show = functools.partial(show_plan, found)
         else:
-            assumed = planning.assumptions_of(machine, **given)
-            found = planning.search_step(
+            assumed = assumptions_of(machine, **given)
+            found = search_step(
                 step, machine, title=script.name, count=num_results, assumptions=assumed
             )
             show = functools.partial(show_search, found)

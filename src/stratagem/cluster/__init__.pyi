@@ -1,11 +1,8 @@
 """Public names: what type checkers see, and the table from which `__init__.py` loads them."""
 
 from stratagem.cluster.accelerators import TPUSystemMetadata as TPUSystemMetadata
-from stratagem.cluster.detection import ENVIRONMENTS as ENVIRONMENTS
 from stratagem.cluster.detection import detect as detect
 from stratagem.cluster.processes import Processes as Processes
-from stratagem.cluster.processes import check_cluster as check_cluster
-from stratagem.cluster.processes import processes_of_task as processes_of_task
 from stratagem.cluster.resolvers.gce import GCEClusterResolver as GCEClusterResolver
 from stratagem.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver as KubernetesClusterResolver,
@@ -19,14 +16,11 @@ from stratagem.cluster.resolvers.simple import ProcessClusterResolver as Process
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver as SimpleClusterResolver
 from stratagem.cluster.resolvers.simple import UnionResolver as UnionResolver
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver as SlurmClusterResolver
-from stratagem.cluster.resolvers.slurm import expand_hostlist as expand_hostlist
-from stratagem.cluster.resolvers.slurm import expand_tasks_per_node as expand_tasks_per_node
 from stratagem.cluster.resolvers.tf_config import (
     SageMakerClusterResolver as SageMakerClusterResolver,
 )
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver as TFConfigClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver as TPUClusterResolver
-from stratagem.cluster.roles import TASK_TYPES as TASK_TYPES
 from stratagem.cluster.roles import collective_leader as collective_leader
 from stratagem.cluster.roles import id_in_cluster as id_in_cluster
 from stratagem.cluster.roles import is_chief as is_chief

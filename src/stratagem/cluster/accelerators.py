@@ -52,7 +52,7 @@ class TPUSystemMetadata:
         num_cores: devices of all hosts; 0 if unknown.
         num_hosts: number of hosts.
         num_of_cores_per_host: devices per host; 0 if unknown.
-        topology: None; `sg.tpu.experimental.initialize_tpu_system` returns the topology.
+        topology: None; `sg.tpu.initialize_tpu_system` returns the topology.
         devices: names of the devices.
 
     Example:

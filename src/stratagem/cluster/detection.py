@@ -101,8 +101,6 @@ def detect() -> ClusterResolver | None:
     Example:
         >>> sg.cluster.detect() is None  # no launcher or scheduler started this process
         True
-        >>> list(sg.cluster.ENVIRONMENTS)[:3]
-        ['Ray Train', 'TF_CONFIG', 'Kubeflow Trainer, JAX']
 
     Source: specific to Stratagem.
     """

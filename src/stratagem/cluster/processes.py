@@ -31,16 +31,6 @@ def check_cluster(
         ValueError: an unknown job or task type; several chiefs or evaluators; a task that is not in
             the cluster, or None in a cluster of several; an address that is not `host:port`; a
             duplicate address; a loopback address in a cluster of several hosts.
-
-    Example:
-        >>> spec = sg.ClusterSpec({"worker": ["localhost:1", "10.0.0.2:1"]})
-        >>> sg.cluster.check_cluster(spec, "worker", 0)
-        Traceback (most recent call last):
-        ...
-        ValueError: worker 0 has the address 'localhost:1', in a cluster of several hosts.
-        ...
-
-    Source: specific to Stratagem.
     """
     if not cluster_spec:
         return
@@ -165,14 +155,6 @@ def processes_of_task(
     Raises:
         ValueError: the cluster is invalid (`check_cluster`), the task is a parameter server, or the
             workers' indices have gaps.
-
-    Example:
-        >>> spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
-        >>> found = sg.cluster.processes_of_task(spec, "worker", 0)
-        >>> found.num_processes, found.process_id, found.coordinator_address
-        (2, 1, 'a:1')
-
-    Source: specific to Stratagem.
     """
     check_cluster(cluster_spec, task_type, task_id)
     if not cluster_spec or task_type == "evaluator":

@@ -34,12 +34,6 @@ class ReplicaAxis:
         adds_wide: True to add bfloat16 in float32. XLA:CPU normally does so itself, but crashes if
             replicas have several devices (JAX 0.10 to 0.12).
         apart: groups of `size` replicas, each combined on its own; () for all replicas together.
-
-    Example:
-        >>> sg.collectives.ReplicaAxis.of(sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology).size
-        2
-
-    Source: specific to Stratagem.
     """
 
     name: str | tuple[str, ...]
@@ -90,12 +84,6 @@ class Algorithm(enum.StrEnum):
     high latency.
     SHARED_MEMORY: through memory that the processes of one machine share; not in a loop within a
     step, nor in a function that calls `run`.
-
-    Example:
-        >>> [algorithm.value for algorithm in sg.collectives.Algorithm]
-        ['compiler', 'ring', 'hierarchical', 'two stages', 'to one device', 'shared memory']
-
-    Source: specific to Stratagem.
     """
 
     COMPILER = "compiler"
@@ -153,13 +141,6 @@ class SizedPacks:
         pack_bytes: maximum size of a pack.
         max_num_arrays: more arrays of one kind are all sent alone. XLA:CPU compiles a kernel for
             each place in a pack.
-
-    Example:
-        >>> from stratagem.devices.all_reduce import SizedPacks
-        >>> SizedPacks(max_array_bytes=50, pack_bytes=100).packs([40, 60, 40, 40], ["f"] * 4)
-        [[1], [0, 2], [3]]
-
-    Source: TF 2.21 cross_device_utils.py, group_by_size.
     """
 
     max_array_bytes: int
@@ -192,13 +173,6 @@ class NumberedPacks:
 
     Args:
         num_packs: maximum number of packs of each kind of arrays, at least 1.
-
-    Example:
-        >>> from stratagem.devices.all_reduce import NumberedPacks
-        >>> NumberedPacks(2).packs([40, 60, 40, 60], ["f"] * 4)
-        [[0, 1], [2, 3]]
-
-    Source: TF 2.21 cross_device_ops.py, _ConcatAndSplitPacker.
     """
 
     num_packs: int
@@ -236,13 +210,6 @@ def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) ->
         platform: of the devices.
         spans_processes: whether messages leave the process.
         bytes_per_pack: between processes; 0 for 256 KiB.
-
-    Example:
-        >>> packing = sg.collectives.packing_for("cpu", spans_processes=True, bytes_per_pack=100)
-        >>> packing.packs([40, 40, 40, 400], ["float32"] * 4)
-        [[3], [0, 1], [2]]
-
-    Source: specific to Stratagem.
     """
     if platform != "cpu":
         return NO_PACKING
@@ -543,32 +510,10 @@ def _stratagem_shared_sum_over_replicas(
 
 
 def is_sum_over_replicas(eqn: JaxprEqn) -> bool:
-    """Returns True if a jaxpr equation is one of the sums in this module, or its gradient.
-
-    Example:
-        >>> axis = sg.collectives.ReplicaAxis("replica", 2)
-        >>> ring = sg.collectives.MeshCommunicator(axis, sg.collectives.Algorithm.RING)
-        >>> def step(x):
-        ...     return ring.all_reduce(sg.ReduceOp.SUM, x * 2)
-        >>> traced = jax.make_jaxpr(step, axis_env=[("replica", 2)])(np.ones(4))
-        >>> [sg.collectives.is_sum_over_replicas(eqn) for eqn in traced.eqns]
-        [False, True]
-
-    Source: specific to Stratagem.
-    """
+    """Returns True if a jaxpr equation is one of the sums in this module, or its gradient."""
     return eqn.params.get("name") in ("_stratagem_sum_over_replicas", SHARED_SUM, JOINED)
 
 
 def mean_of(total: jax.Array, op: ReduceOp, count: int) -> jax.Array:
-    """Returns the sum itself, or divided by `count` for MEAN.
-
-    Example:
-        >>> total = jax.numpy.asarray(6.0)
-        >>> float(sg.collectives.mean_of(total, sg.ReduceOp.SUM, 3))
-        6.0
-        >>> float(sg.collectives.mean_of(total, sg.ReduceOp.MEAN, 3))
-        2.0
-
-    Source: specific to Stratagem.
-    """
+    """Returns the sum itself, or divided by `count` for MEAN."""
     return total if op is ReduceOp.SUM else jnp.true_divide(total, count)

@@ -9,8 +9,6 @@ from stratagem.devices.compression import Compression
 from stratagem.errors import check_choice, check_number, invalid
 
 __all__ = [
-    "CollectiveCommunication",
-    "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
 ]

@@ -15,7 +15,6 @@ from stratagem.errors import explain
 
 __all__ = [
     "BFloat16",
-    "Compression",
     "Float16",
     "Float8",
     "Int8",

@@ -71,11 +71,11 @@ class DeviceOrderMode(enum.IntEnum):
     """Order of devices: as a ring, as a mesh, or as a ring where possible.
 
     Example:
-        >>> topology = sg.tpu.experimental.Topology(
+        >>> topology = sg.tpu.Topology(
         ...     mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]]
         ... )
         >>> ring = sg.tpu.experimental.DeviceOrderMode.RING
-        >>> assignment = sg.tpu.experimental.DeviceAssignment.build(
+        >>> assignment = sg.tpu.DeviceAssignment.build(
         ...     topology, num_replicas=2, device_order_mode=ring)
         >>> assignment.num_replicas
         2
@@ -100,10 +100,10 @@ class DeviceAssignment:
         ValueError: a topology of another type, or an assignment of another shape.
 
     Example:
-        >>> topology = sg.tpu.experimental.Topology(
+        >>> topology = sg.tpu.Topology(
         ...     mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]]
         ... )
-        >>> assignment = sg.tpu.experimental.DeviceAssignment.build(topology, num_replicas=2)
+        >>> assignment = sg.tpu.DeviceAssignment.build(topology, num_replicas=2)
         >>> assignment.tpu_device(replica=1)
         '/task:0/device:TPU:1'
 
@@ -272,8 +272,8 @@ class DeviceAssignment:
 
 
 def _check_topology(topology: object) -> None:
-    fix = "pass what sg.tpu.experimental.initialize_tpu_system returned."
-    wanted = "an sg.tpu.experimental.Topology"
+    fix = "pass what sg.tpu.initialize_tpu_system returned."
+    wanted = "an sg.tpu.Topology"
     check_type("topology", topology, TPUTopology, wanted, fix, error=ValueError)
 
 
@@ -434,7 +434,7 @@ def assigned_devices(
             f"{assignment.topology.mesh_shape.tolist()}.",
             expected="coordinates of this TPU, of shape "
             f"{tpu_topology_of(devices).mesh_shape.tolist()}.",
-            fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",
+            fix="build it from the result of sg.tpu.initialize_tpu_system.",
         )
     repeated = [position for position in dict.fromkeys(used) if used.count(position) > 1]
     if repeated:

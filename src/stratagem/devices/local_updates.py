@@ -8,7 +8,7 @@ from typing import Any
 
 from stratagem.devices.compression import Compression, check_field, unexpected
 
-__all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "QuadraticPeriod", "StreamingDiLoCo"]
+__all__ = ["DiLoCo", "LocalSGD", "QuadraticPeriod", "StreamingDiLoCo"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

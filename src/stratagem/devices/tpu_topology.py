@@ -134,7 +134,7 @@ class TPUTopology:
         ValueError: an argument of another shape, or coordinates outside the mesh.
 
     Example:
-        >>> topology = sg.tpu.experimental.Topology(
+        >>> topology = sg.tpu.Topology(
         ...     mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]]
         ... )
         >>> topology.num_tasks, topology.num_tpus_per_task

@@ -59,7 +59,6 @@ from stratagem.estimator.saving_hooks import ProfilerHook as ProfilerHook
 from stratagem.estimator.saving_hooks import StepCounterHook as StepCounterHook
 from stratagem.estimator.saving_hooks import SummarySaverHook as SummarySaverHook
 from stratagem.estimator.spec import EstimatorSpec as EstimatorSpec
-from stratagem.estimator.spec import Minimize as Minimize
 from stratagem.estimator.spec import ModeKeys as ModeKeys
 from stratagem.estimator.spec import Scaffold as Scaffold
 from stratagem.estimator.spec import identity as identity

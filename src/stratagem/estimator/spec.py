@@ -146,14 +146,6 @@ class Minimize:
         optimizer: the Keras optimizer.
         loss: the loss, a scalar.
         variables: the variables to update; None for all trainable ones.
-
-    Example:
-        >>> kernel = sg.Variable(1.0)
-        >>> op = sg.estimator.minimize(keras.optimizers.SGD(0.1), loss=0.5, var_list=[kernel])
-        >>> isinstance(op, sg.estimator.Minimize), op.variables[0] is kernel
-        (True, True)
-
-    Source: TF 2.21 training/optimizer.py, Optimizer.minimize.
     """
 
     optimizer: keras.optimizers.Optimizer

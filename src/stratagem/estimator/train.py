@@ -18,7 +18,7 @@ from stratagem.checkpoint.saving import (
     load_checkpoint,
     load_variable,
 )
-from stratagem.cluster.spec import ClusterSpec
+from stratagem.cluster.spec import ClusterSpec as ClusterSpec
 from stratagem.contexts import get_strategy
 from stratagem.estimator.steps import GLOBAL_STEP, current_store
 from stratagem.keras.numerics.random_state import RandomState
@@ -28,7 +28,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "CheckpointOptions",
-    "ClusterSpec",
     "RandomState",
     "checkpoints_iterator",
     "get_global_step",

@@ -55,18 +55,7 @@ if TYPE_CHECKING:
 
 
 class Communicator(abc.ABC):
-    """Combines arrays over the replicas of a step, as seen from one replica.
-
-    Example:
-        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> def step(x):
-        ...     communicator = sg.get_replica_context().communicator
-        ...     return communicator.all_reduce(sg.ReduceOp.SUM, x * communicator.num_replicas)
-        >>> strategy.run(step, args=(np.float32(3),))
-        PerReplica[12.0 | 12.0]
-
-    Source: TF 2.21 distribute_lib.py, ReplicaContext.
-    """
+    """Combines arrays over the replicas of a step, as seen from one replica."""
 
     @property
     @abc.abstractmethod
@@ -124,13 +113,6 @@ class SoleCommunicator(Communicator):
 
     With `marks_sums`, the trace marks where values would be combined, so that the update after
     those sums can run elsewhere.
-
-    Example:
-        >>> communicator = sg.collectives.SoleCommunicator()
-        >>> communicator.num_replicas, communicator.all_reduce(sg.ReduceOp.SUM, 3.0)
-        (1, 3.0)
-
-    Source: specific to Stratagem.
     """
 
     def __init__(self, *, marks_sums: bool = False) -> None:
@@ -193,16 +175,6 @@ class MeshCommunicator(Communicator):
         in_bfloat16: True to send float32 gradients as bfloat16.
         combine: combines arrays in place of sums. It receives the op and, for each value, a list of
             the arrays of all replicas, and returns one result per value. None adds.
-
-    Example:
-        >>> axis = sg.collectives.ReplicaAxis("replica", 2)
-        >>> communicator = sg.collectives.MeshCommunicator(axis, sg.collectives.Algorithm.RING)
-        >>> def step(x):
-        ...     return communicator.all_reduce(sg.ReduceOp.MEAN, x)
-        >>> jax.vmap(step, axis_name="replica")(np.float32([1, 3])).tolist()
-        [2.0, 2.0]
-
-    Source: JAX, jax.lax.psum; TF 2.21 cross_device_ops.py, CrossDeviceOps.
     """
 
     axis: ReplicaAxis

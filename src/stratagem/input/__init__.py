@@ -3,16 +3,13 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stratagem.input.batches import batch_sizes_for_worker
+from stratagem.input.batches import batch_sizes_for_worker as batch_sizes_for_worker
 from stratagem.input.dataset import Dataset
-from stratagem.input.distributed import DistributedDataset
-from stratagem.input.iterator import DistributedIterator, OptionalBatch
-from stratagem.input.sources.source import (
-    INFINITE_CARDINALITY,
-    SHARD_HINT,
-    UNKNOWN_CARDINALITY,
-    ArraySpec,
-)
+from stratagem.input.distributed import DistributedDataset as DistributedDataset
+from stratagem.input.iterator import DistributedIterator as DistributedIterator
+from stratagem.input.sources.source import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from stratagem.input.sources.source import SHARD_HINT, ArraySpec
+from stratagem.input.sources.source import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 
 if TYPE_CHECKING:
     from stratagem.input import service as service
@@ -20,13 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArraySpec",
     "Dataset",
-    "DistributedDataset",
-    "DistributedIterator",
-    "INFINITE_CARDINALITY",
-    "OptionalBatch",
     "SHARD_HINT",
-    "UNKNOWN_CARDINALITY",
-    "batch_sizes_for_worker",
     "service",
 ]
 

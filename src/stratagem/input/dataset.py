@@ -229,7 +229,7 @@ class Dataset:
 
     @property
     def cardinality(self) -> int:
-        """Number of batches per epoch; -1 if infinite, -2 if unknown."""
+        """Number of batches per epoch; -1 (infinite) or -2 (unknown) as in TensorFlow."""
         return self._source.cardinality
 
     def __len__(self) -> int:

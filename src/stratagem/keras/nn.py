@@ -8,12 +8,13 @@ from stratagem.keras.numerics.chunked_loss import (
     ChunkedSparseCategoricalCrossentropy,
     chunked_softmax_cross_entropy,
 )
-from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss
+from stratagem.keras.numerics.losses import compute_average_loss as compute_average_loss
+from stratagem.keras.numerics.losses import (
+    scale_regularization_loss as scale_regularization_loss,
+)
 
 __all__ = [
     "ChunkedSparseCategoricalCrossentropy",
     "chunked_softmax_cross_entropy",
-    "compute_average_loss",
     "embedding_lookup",
-    "scale_regularization_loss",
 ]

@@ -4,6 +4,7 @@ Nothing here loads JAX or Keras, except the fork server in its own process.
 """
 
 from stratagem.launch.functions import RemoteError, run, spawn
-from stratagem.launch.options import ElasticConfig, LaunchOptions
+from stratagem.launch.options import ElasticConfig as ElasticConfig
+from stratagem.launch.options import LaunchOptions
 
-__all__ = ["ElasticConfig", "LaunchOptions", "RemoteError", "run", "spawn"]
+__all__ = ["LaunchOptions", "RemoteError", "run", "spawn"]

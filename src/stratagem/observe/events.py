@@ -280,17 +280,6 @@ class RunEvents:
     Args:
         processes: events by process, ordered by start time.
         problems: one line per file or line that could not be read.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with sg.goodput.EventWriter(folder, "worker", 0, num_processes=1) as writer:
-        ...         writer.end()
-        ...     run = sg.goodput.read_run(folder)
-        >>> run.processes[0].start.task_type, run.problems
-        ('worker', ())
-
-    Source: specific to Stratagem.
     """
 
     processes: tuple[ProcessEvents, ...]

@@ -33,22 +33,13 @@ from stratagem.observe.history import (
     failures_of,
     history_of,
 )
-from stratagem.observe.process_writer import close_events, current_events, progress, step
-from stratagem.observe.wait_clock import StepWaits
+from stratagem.observe.process_writer import current_events, progress, step
 from stratagem.observe.writer import EventWriter
 
 __all__ = [
-    "Account",
-    "CAUSES",
     "EventWriter",
-    "Failure",
-    "MemberChange",
-    "RunEvents",
     "RunFollower",
-    "Span",
-    "StepWaits",
     "account_for",
-    "close_events",
     "current_events",
     "progress",
     "read_run",
@@ -72,15 +63,6 @@ class MemberChange:
         change_s: longest time until the members were connected again.
         pause_s: seconds for which training stood still; None if unknown.
         resumed_s: end of the first step after it.
-
-    Example:
-        >>> change = sg.goodput.MemberChange(
-        ...     at_s=20.0, lost=("worker 1",), joined=(), num_members=2, num_expected=3,
-        ...     change_s=0.1, pause_s=0.4, resumed_s=20.5)
-        >>> change.cause
-        'members lost'
-
-    Source: specific to Stratagem.
     """
 
     at_s: float
@@ -222,13 +204,6 @@ class Span:
         begin_s: start, in seconds after the run's start.
         end_s: end, in seconds after the run's start.
         cause: one of `CAUSES`.
-
-    Example:
-        >>> span = sg.goodput.Span(begin_s=10.0, end_s=12.5, cause="saving")
-        >>> span.cause in sg.goodput.CAUSES, span.end_s - span.begin_s
-        (True, 2.5)
-
-    Source: specific to Stratagem.
     """
 
     begin_s: float

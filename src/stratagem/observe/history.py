@@ -189,14 +189,6 @@ class Failure:
         silence_s: seconds since the last sign of life, as reported; None if unknown.
         step: number of shared programs that the lost task had begun; None if unknown.
         reported_by: the task that got the error; None if unknown.
-
-    Example:
-        >>> failure = sg.goodput.Failure(
-        ...     told_s=50.0, what="worker 3", sign_of_life_s=45.0, resumed_s=80.0)
-        >>> failure.detect_s, failure.resume_s
-        (5.0, 30.0)
-
-    Source: specific to Stratagem.
     """
 
     told_s: float

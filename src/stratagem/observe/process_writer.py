@@ -190,11 +190,6 @@ def close_events(exit_code: int, reason: str | None = None) -> None:
     Args:
         exit_code: exit code of the process.
         reason: why it exits, or None.
-
-    Example:
-        >>> sg.goodput.close_events(0, "training is complete")  # os._exit(0) may follow
-
-    Source: specific to Stratagem.
     """
     if _current.writer is not None:
         if _current.sampler is not None:

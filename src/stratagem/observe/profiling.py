@@ -30,7 +30,7 @@ from stratagem.errors import explain, invalid
 from stratagem.observe.hlo import computations_of
 from stratagem.observe.terminal import table_of
 
-__all__ = ["PARTS", "ProfileSummary", "ProfiledOperation", "read_profile"]
+__all__ = ["ProfileSummary", "read_profile"]
 
 # Names of this library's marks in a trace.
 
@@ -292,15 +292,6 @@ class ProfiledOperation:
         kind: "compute", "collective" or "copy".
         count: number of executions on one device.
         time_s: seconds on one device; operations that overlap count in full.
-
-    Example:
-        >>> one = sg.profiling.ProfiledOperation(
-        ...     name="dot.2", program="jit_step", layer="model/dense", phase="backward",
-        ...     kind="compute", count=10, time_s=0.02)
-        >>> one.time_s / one.count
-        0.002
-
-    Source: specific to Stratagem.
     """
 
     name: str

@@ -19,14 +19,6 @@ class StepWaits(NamedTuple):
         input_s: waited for its own data.
         peers_s: waited until the other processes arrived at a sum, or had their data.
         transfer_s: sent, received and added values after that.
-
-    Example:
-        >>> waits = sg.goodput.StepWaits(waited_s=0.3, input_s=0.1)
-        >>> both = waits.plus(waits)
-        >>> both.waited_s, both.input_s, both.peers_s
-        (0.6, 0.2, None)
-
-    Source: specific to Stratagem.
     """
 
     waited_s: float | None = None

@@ -109,8 +109,6 @@ def is_non_training(
 class CoordinatorOptions:
     """Limits of a parameter-server cluster, for `ParameterServerStrategy(options=)`.
 
-    Also available as `sg.coordinator.options`.
-
     Args:
         start_delay_s: stagger between workers: worker k takes its first function k times this many
             seconds after the coordinator was created, so that the first updates come from few

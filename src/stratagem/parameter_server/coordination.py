@@ -2,8 +2,8 @@
 
 from stratagem.parameter_server.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
-from stratagem.parameter_server.coordinator.shipping import PerWorkerDataset, PerWorkerValues
+from stratagem.parameter_server.coordinator.remote_value import RemoteValue
+from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import (
     cache_variable_reads,
     get_current_worker_index,
@@ -13,11 +13,8 @@ options = CoordinatorOptions
 
 __all__ = [
     "ClusterCoordinator",
-    "CoordinatorOptions",
-    "PerWorkerDataset",
     "PerWorkerValues",
     "RemoteValue",
-    "RemoteValueStatus",
     "cache_variable_reads",
     "get_current_worker_index",
     "options",

@@ -22,7 +22,6 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Partitioner",
-    "rows_of_shards",
 ]
 
 
@@ -168,14 +167,6 @@ def rows_of_shards(
 
     Raises:
         ValueError: the partitioner returned something other than `[n, 1, 1, ...]` with n >= 1.
-
-    Example:
-        >>> sg.partitioners.rows_of_shards(
-        ...     sg.partitioners.FixedShardsPartitioner(5), (13, 2), "float32", name="table"
-        ... )
-        [3, 3, 3, 2, 2]
-
-    Source: TF 2.21 parameter_server_strategy_v2.py, _create_variable.
     """
     if not shape or partitioner is None or shape[0] == 0:
         return [shape[0] if shape else 1]

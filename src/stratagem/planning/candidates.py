@@ -21,12 +21,6 @@ class Form:
     Args:
         remat: policy of `sg.remat`.
         precision: name of a dtype policy.
-
-    Example:
-        >>> sg.planning.Form("full").code("model")
-        ['sg.remat(model, "full")']
-
-    Source: specific to Stratagem.
     """
 
     remat: str | None = None
@@ -53,17 +47,6 @@ class PlanCandidate:
         shard_size: number of replicas that store one copy of sharded state.
         shard_state: as in `MirroredStrategy`.
         form: rematerialization and precision.
-
-    Example:
-        >>> candidate = sg.planning.PlanCandidate(
-        ...     strategy="MirroredStrategy", num_replicas=8, devices_per_replica=1, shard_size=4,
-        ...     shard_state="all", form=sg.planning.Form("full"))
-        >>> candidate.mesh
-        (2, 4, 1)
-        >>> candidate.code.split("; ")[0]
-        'strategy = sg.MirroredStrategy(shard_state="all", shard_size=4)'
-
-    Source: specific to Stratagem.
     """
 
     strategy: str
@@ -233,12 +216,6 @@ def assumptions_of(target: Target, **given: float) -> Assumptions:
 
     Returns:
         The assumptions.
-
-    Example:
-        >>> sg.planning.assumptions_of(sg.planning.parse_target("v5e:4x4")).compute_share
-        0.77
-
-    Source: specific to Stratagem.
     """
     share = PRODUCT_SHARES.get(target.accelerator.name, Assumptions().compute_share)
     return dataclasses.replace(Assumptions(compute_share=share), **given)

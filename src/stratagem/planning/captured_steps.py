@@ -48,24 +48,6 @@ def capture_script(
         RuntimeError: the script ended before it trained, by itself or by `sys.exit`.
         ValueError: an unknown `shard_state`, or a strategy that cannot shard state.
         Exception: any error of the script.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> program = '''
-        ... import keras, numpy as np, stratagem as sg
-        ... with sg.MirroredStrategy().scope():
-        ...     model = keras.Sequential([keras.layers.Dense(2)])
-        ...     model.compile("sgd", "mse")
-        ... model.fit(np.ones((16, 8)), np.ones((16, 2)), batch_size=16)
-        ... '''
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     script = pathlib.Path(folder) / "train.py"
-        ...     size = script.write_text(program)
-        ...     step = sg.planning.capture_script(script, [], sg.planning.parse_target("8xH100"))
-        >>> step.strategy.num_replicas_in_sync, step.arguments.batch.size
-        (8, 2)
-
-    Source: specific to Stratagem.
     """
     path, how = Path(script), "ended"
     if not path.is_file():
@@ -133,26 +115,6 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
 
     Raises:
         ValueError: `global_batch` is not such a multiple, or the step takes no batch.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> program = '''
-        ... import keras, numpy, stratagem
-        ... with stratagem.MirroredStrategy().scope():
-        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
-        ...     model.compile("sgd", "mse")
-        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
-        ... '''
-        >>> target = sg.planning.parse_target("8xH100")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     script = pathlib.Path(folder) / "train.py"
-        ...     size = script.write_text(program)
-        ...     step = sg.planning.capture_script(script, [], target)
-        >>> larger = sg.planning.with_global_batch(step, 1024)
-        >>> larger.arguments.batch.size  # examples per replica
-        128
-
-    Source: specific to Stratagem.
     """
     replicas = step.strategy.num_replicas_in_sync
     old = step.arguments.batch.size

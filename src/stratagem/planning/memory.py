@@ -87,14 +87,6 @@ class CompilerMemory:
         lasting_bytes: size of the arguments that exist between steps, too.
         brought_bytes: bytes copied from pinned host memory; not included in the others.
         put_back_bytes: bytes copied back to pinned host memory; not included in the others.
-
-    Example:
-        >>> memory = sg.planning.CompilerMemory(
-        ...     argument_bytes=100, output_bytes=60, alias_bytes=40, temp_bytes=30)
-        >>> memory.peak_bytes
-        150
-
-    Source: JAX, jax.stages.Compiled.memory_analysis.
     """
 
     argument_bytes: int

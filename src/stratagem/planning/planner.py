@@ -279,26 +279,6 @@ def plan_step(
 
     Raises:
         RuntimeError: no compiler can compile the step.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> program = '''
-        ... import keras, numpy, stratagem
-        ... with stratagem.MirroredStrategy().scope():
-        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
-        ...     model.compile("sgd", "mse")
-        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
-        ... '''
-        >>> target = sg.planning.parse_target("8xH100")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     script = pathlib.Path(folder) / "train.py"
-        ...     size = script.write_text(program)
-        ...     step = sg.planning.capture_script(script, [], target)
-        >>> plan = sg.planning.plan_step(step, target, title="train.py")
-        >>> plan.num_replicas, plan.global_batch, plan.num_parameters
-        (8, 16, 18)
-
-    Source: specific to Stratagem.
     """
     target, more_notes = used_machine(step, target)
     _check_variables(step)

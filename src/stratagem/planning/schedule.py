@@ -42,14 +42,6 @@ class Reduction:
         groups: groups of devices that exchange data; empty for all devices together.
         times: number of times it is sent per step; on average, if not in every step.
         leaves_slice: True if each device sends it to its counterparts in the other slices.
-
-    Example:
-        >>> hidden = sg.planning.Reduction("all-reduce.1", num_bytes=3000, behind=("dot.7",))
-        >>> last = sg.planning.Reduction("all-reduce.2", num_bytes=1000, behind=())
-        >>> sg.planning.share_behind([hidden, last])
-        0.75
-
-    Source: specific to Stratagem.
     """
 
     name: str
@@ -71,18 +63,6 @@ class Schedule:
         text: the program.
 
     `is_scheduled` is True if its order is the execution order.
-
-    Example:
-        >>> mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], ("replica",))
-        >>> split, whole = jax.P("replica"), jax.P()
-        >>> add = jax.shard_map(
-        ...     lambda x: jax.lax.psum(x, "replica"), mesh=mesh, in_specs=split, out_specs=whole)
-        >>> program = jax.jit(add).lower(np.ones(8, "float32")).compile()
-        >>> schedule = sg.planning.Schedule(program.as_text())
-        >>> [(one.kind, one.num_bytes) for one in schedule.reductions()]
-        [('all-reduce', 16)]
-
-    Source: JAX, jax.stages.Compiled.as_text.
     """
 
     def __init__(self, text: str) -> None:
@@ -216,14 +196,6 @@ def share_behind(reductions: Sequence[Reduction]) -> float:
 
     Returns:
         A fraction from 0 to 1; 0 if there are no messages.
-
-    Example:
-        >>> hidden = sg.planning.Reduction("all-reduce.1", num_bytes=500, behind=("dot.7",))
-        >>> last = sg.planning.Reduction("all-reduce.2", num_bytes=500, behind=())
-        >>> sg.planning.share_behind([hidden, last]), sg.planning.share_behind([])
-        (0.5, 0.0)
-
-    Source: specific to Stratagem.
     """
     whole = sum(one.num_bytes * one.times for one in reductions)
     hidden = sum(one.num_bytes * one.times for one in reductions if one.behind)

@@ -240,25 +240,6 @@ def search_step(
 
     Raises:
         ValueError: the step is not that of a Keras model, and as for `search`.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> program = '''
-        ... import keras, numpy, stratagem
-        ... with stratagem.MirroredStrategy().scope():
-        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
-        ...     model.compile("sgd", "mse")
-        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
-        ... '''
-        >>> target = sg.planning.parse_target("8xH100")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     script = pathlib.Path(folder) / "train.py"
-        ...     size = script.write_text(program)
-        ...     step = sg.planning.capture_script(script, [], target)
-        >>> sg.planning.search_step(step, target, title="train.py", compiles=False).best.code
-        'strategy = sg.MirroredStrategy()'
-
-    Source: specific to Stratagem.
     """
     model = getattr(getattr(step.fn, "__self__", None), "model", None)
     if not is_model(model):

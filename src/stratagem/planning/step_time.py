@@ -86,14 +86,6 @@ class StepTime:
         hidden_s: seconds of communication overlapped with compute by the compiler's schedule.
         most_hidden_s: seconds of communication that could overlap with compute at best.
         launch_s: seconds that the starts of kernels add.
-
-    Example:
-        >>> time = sg.planning.StepTime(
-        ...     num_devices=8, compute_s=0.09, reduction_s=0.03, hidden_s=0.02, most_hidden_s=0.03)
-        >>> round(time.step_s, 3), round(time.shortest_s, 3), round(time.efficiency, 3)
-        (0.1, 0.09, 0.9)
-
-    Source: specific to Stratagem.
     """
 
     num_devices: int

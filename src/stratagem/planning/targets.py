@@ -50,13 +50,6 @@ class Accelerator:
         devices_per_host: number of devices per host.
         gpu_info: device properties that XLA needs to compile for a GPU without one; empty for
             TPUs.
-
-    Example:
-        >>> h100 = sg.planning.ACCELERATORS["H100"]
-        >>> h100.platform, h100.devices_per_host, h100.peak_flops_per_s("bfloat16") / 1e12
-        ('gpu', 8, 989.4)
-
-    Source: specific to Stratagem.
     """
 
     name: str
@@ -247,14 +240,6 @@ class Target:
         num_groups: number of GPU hosts, or of TPU slices.
         devices_per_group: number of devices per host or slice, connected by fast links.
         shape: shape of a slice; empty for GPUs.
-
-    Example:
-        >>> target = sg.planning.Target(
-        ...     sg.planning.ACCELERATORS["H100"], num_groups=2, devices_per_group=8)
-        >>> target.name, target.num_hosts, target.sizes()
-        ('16xH100', 2, [1, 2, 4, 8, 16])
-
-    Source: specific to Stratagem.
     """
 
     accelerator: Accelerator
@@ -348,13 +333,6 @@ def parse_target(text: str) -> Target:
     Raises:
         TypeError: `text` is not a string.
         ValueError: an unknown accelerator, or GPUs that do not fill whole hosts.
-
-    Example:
-        >>> from stratagem.planning import parse_target
-        >>> [parse_target(text).num_devices for text in ("8xH100", "v5e:4x4", "2xv5e:4x4")]
-        [8, 16, 32]
-
-    Source: specific to Stratagem.
     """
     if not isinstance(text, str):
         raise TypeError(

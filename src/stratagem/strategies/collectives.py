@@ -1,4 +1,4 @@
-"""Collectives over replicas: all-reduce algorithms, gradient packing, and host-side exchange."""
+"""Collectives over replicas: how a strategy combines values, and exchange of objects."""
 
 from __future__ import annotations
 
@@ -7,38 +7,17 @@ from typing import TYPE_CHECKING
 from stratagem.devices.all_reduce import (
     NO_PACKING,
     WITHIN_PROCESS,
-    Algorithm,
     GradientPacking,
     NumberedPacks,
-    ReplicaAxis,
-    SizedPacks,
-    is_sum_over_replicas,
-    mean_of,
-    packing_for,
 )
-from stratagem.execution.communicator import Communicator, MeshCommunicator, SoleCommunicator
 from stratagem.group import current as host
 from stratagem.logs import size_text
 
 if TYPE_CHECKING:
+    from stratagem.execution.communicator import MeshCommunicator
     from stratagem.strategies.strategy import Strategy
 
-__all__ = [
-    "Algorithm",
-    "Communicator",
-    "MeshCommunicator",
-    "NO_PACKING",
-    "NumberedPacks",
-    "ReplicaAxis",
-    "SizedPacks",
-    "SoleCommunicator",
-    "WITHIN_PROCESS",
-    "explain",
-    "host",
-    "is_sum_over_replicas",
-    "mean_of",
-    "packing_for",
-]
+__all__ = ["explain", "host"]
 
 
 def explain(strategy: Strategy) -> None:

@@ -29,20 +29,12 @@ if TYPE_CHECKING:
     from stratagem.execution.tracing.remote_state import RemoteState
     from stratagem.variables.placement import NewVariable
 
-__all__ = ["AtLeastBytes", "at_least_bytes", "in_layer", "optimizer_state"]
+__all__ = ["at_least_bytes", "in_layer", "optimizer_state"]
 
 
 @dataclasses.dataclass(frozen=True)
 class AtLeastBytes:
-    """A rule that matches variables by size; it may match none.
-
-    Example:
-        >>> rule = sg.placement.AtLeastBytes(4096)
-        >>> rule(sg.Variable(np.zeros((32, 32)))), rule(sg.Variable(np.zeros(32)))
-        (True, False)
-
-    Source: specific to Stratagem.
-    """
+    """A rule that matches variables by size; it may match none."""
 
     num_bytes: int
 

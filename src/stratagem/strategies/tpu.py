@@ -52,7 +52,7 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> TP
         ValueError: a resolver of another type, or one that does not name all hosts.
 
     Example:
-        >>> sg.tpu.experimental.initialize_tpu_system().num_tasks  # with STRATAGEM_TPU_PLATFORM=cpu
+        >>> sg.tpu.initialize_tpu_system().num_tasks  # with STRATAGEM_TPU_PLATFORM=cpu
         1
 
     Source: TF 2.21 tpu_strategy_util.py, initialize_tpu_system.
@@ -74,8 +74,8 @@ def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None
         ValueError: a resolver of another type.
 
     Example:
-        >>> topology = sg.tpu.experimental.initialize_tpu_system()
-        >>> sg.tpu.experimental.shutdown_tpu_system()
+        >>> topology = sg.tpu.initialize_tpu_system()
+        >>> sg.tpu.shutdown_tpu_system()
 
     Source: TF 2.21 tpu_strategy_util.py, shutdown_tpu_system.
     """
@@ -247,10 +247,10 @@ def _check_device_assignment(assignment: object) -> None:
     if isinstance(assignment, int):
         raise invalid(
             f"experimental_device_assignment={assignment} is a number.",
-            expected="an sg.tpu.experimental.DeviceAssignment; in TensorFlow 1, the steps per "
+            expected="an sg.tpu.DeviceAssignment; in TensorFlow 1, the steps per "
             "call were in its place.",
             fix=f"write steps_per_run={assignment}.",
         )
     fix = "make one with DeviceAssignment.build(topology, num_replicas=...)."
-    wanted, kind = "an sg.tpu.experimental.DeviceAssignment, or None", DeviceAssignment | None
+    wanted, kind = "an sg.tpu.DeviceAssignment, or None", DeviceAssignment | None
     check_type("experimental_device_assignment", assignment, kind, wanted, fix, error=ValueError)

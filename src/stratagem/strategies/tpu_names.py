@@ -7,7 +7,9 @@ hardware of one generation, for which JAX has nothing.
 Source: TF 2.21 tpu/__init__.py.
 """
 
-from stratagem.strategies import tpu_experimental as experimental
+from stratagem.devices.device_assignment import DeviceAssignment
+from stratagem.devices.tpu_topology import TPUTopology as Topology
+from stratagem.strategies import tpu_experimental as experimental  # noqa: F401 - unlisted
 from stratagem.strategies.tpu import initialize_tpu_system, shutdown_tpu_system
 
-__all__ = ["experimental", "initialize_tpu_system", "shutdown_tpu_system"]
+__all__ = ["DeviceAssignment", "Topology", "initialize_tpu_system", "shutdown_tpu_system"]

@@ -15,6 +15,7 @@ import pytest
 from stratagem import cluster
 from stratagem.cluster import addresses
 from stratagem.cluster.addresses import free_ports
+from stratagem.cluster.processes import check_cluster
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
 from stratagem.launch.options import (
     LaunchArguments,
@@ -55,7 +56,7 @@ def test_each_task_finds_the_cluster_and_itself(monkeypatch, place) -> None:
     assert plan.name == f"{task_type} {index}"
     assert plan.file_name == f"{task_type}-{index}"
     assert plan.trains is (task_type in ("chief", "worker"))
-    cluster.check_cluster(resolver.cluster_spec(), task_type, index)
+    check_cluster(resolver.cluster_spec(), task_type, index)
 
 
 def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:

@@ -251,6 +251,11 @@ from stratagem.checkpoint.preemption import PreemptionExit
 manager = sg.train.CheckpointManager(sg.train.Checkpoint(), os.environ["STRATAGEM_RUN_DIR"], None)
 PreemptionExit(sg.TerminationConfig(), manager, "test")._leave()
 """
+_LEAVES_AT_ONCE = """
+from stratagem.observe.process_writer import close_events
+close_events(5, "at once")
+os._exit(5)
+"""
 
 
 @pytest.mark.parametrize(
@@ -261,7 +266,7 @@ PreemptionExit(sg.TerminationConfig(), manager, "test")._leave()
         ("raise KeyboardInterrupt", -2, 130, "KeyboardInterrupt: "),
         (_LEAVES, 42, 42, "left after notice"),
         ("sg.goodput.current_events().end(7, 'enough'); sys.exit(7)", 7, 7, "enough"),
-        ("sg.goodput.close_events(5, 'at once'); os._exit(5)", 5, 5, "at once"),
+        (_LEAVES_AT_ONCE, 5, 5, "at once"),
         ("if os.fork() == 0:\n    sg.goodput.step(4)\nelse:\n    os.wait()", 0, 0, None),
     ],
     ids=["well", "error", "interrupt", "notice", "reported", "at once", "forked"],

@@ -19,7 +19,9 @@ from stratagem import planning
 from stratagem.devices.finding import planning_for
 from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.planning import compilers
+from stratagem.planning.candidates import Form
 from stratagem.planning.captured_steps import capture_script, with_global_batch
+from stratagem.planning.choices import PlanSearch
 from stratagem.planning.compilers import compile_step, missing_compiler
 from stratagem.planning.planner import plan_step
 from stratagem.planning.targets import parse_target
@@ -311,7 +313,7 @@ def _model(count: int = 1) -> keras.Model:
 
 
 @pytest.fixture(scope="module")
-def found() -> planning.PlanSearch:
+def found() -> PlanSearch:
     return planning.search(lambda: _model(2), _BATCH, "4xH100", count=3, compiles=False)
 
 
@@ -338,7 +340,7 @@ def test_layouts_divide_weights_and_their_slots(is_of_keras: bool) -> None:
         return model
 
     layout_map: Any = {".*wide/kernel": (None, "logical")}
-    with planning_for(planning.parse_target("4xH100").topology):
+    with planning_for(parse_target("4xH100").topology):
         if is_of_keras:
             mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"))
             layout_map = keras.distribution.LayoutMap(mesh)
@@ -349,7 +351,7 @@ def test_layouts_divide_weights_and_their_slots(is_of_keras: bool) -> None:
     state = {
         choice.candidate.mesh: choice.memory_bytes
         for choice in found.choices
-        if choice.candidate.shard_state is None and choice.candidate.form == planning.Form()
+        if choice.candidate.shard_state is None and choice.candidate.form == Form()
     }
     assert {mesh[2] for mesh in state} >= {1, 2}
     # Of the weight, its gradient and two slots, a device has half.

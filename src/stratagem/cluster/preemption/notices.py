@@ -226,16 +226,6 @@ class AnySource(NoticeSource):
 
     Raises:
         ValueError: no sources.
-
-    Example:
-        >>> import signal
-        >>> first, second = (sg.preemption.SignalSource([name]) for name in ("SIGUSR1", "SIGUSR2"))
-        >>> with sg.preemption.AnySource([first, second]) as source:
-        ...     signal.raise_signal(signal.SIGUSR2)
-        ...     source.wait(timeout_s=10).source
-        'SIGUSR2'
-
-    Source: specific to Stratagem.
     """
 
     def __init__(self, sources: Sequence[NoticeSource]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratagem import load_name, public_names
+from stratagem import listed_names, load_name
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(public_names(__file__))
+    return listed_names(__name__, __file__)

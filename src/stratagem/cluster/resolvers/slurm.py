@@ -33,12 +33,6 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
     Raises:
         ValueError: the list is malformed.
-
-    Example:
-        >>> sg.cluster.expand_hostlist("n[1-2],m5,o[08-10]")
-        ['n1', 'n2', 'm5', 'o08', 'o09', 'o10']
-
-    Source: TF 2.21 slurm_cluster_resolver.py, expand_hostlist.
     """
     parts = _PART.findall(hostlist)
     if ",".join(parts) != hostlist:
@@ -86,12 +80,6 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
 
     Raises:
         ValueError: the text is malformed.
-
-    Example:
-        >>> sg.cluster.expand_tasks_per_node("3(x2),2,1")
-        [3, 3, 2, 1]
-
-    Source: TF 2.21 slurm_cluster_resolver.py, expand_tasks_per_node.
     """
     numbers: list[int] = []
     for part in tasks_per_node.split(","):

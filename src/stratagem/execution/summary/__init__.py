@@ -3,8 +3,13 @@
 Write them on the host, in replica functions, in an `sg.function`, and in Keras layers.
 """
 
-from stratagem.execution.summary import experimental
-from stratagem.execution.summary.collector import record_if, should_record_summaries
+from stratagem.execution.summary import experimental as experimental
+from stratagem.execution.summary.collector import (
+    get_step,
+    record_if,
+    set_step,
+    should_record_summaries,
+)
 from stratagem.execution.summary.kinds import histogram, image, scalar, text, write
 from stratagem.execution.summary.writer import SummaryWriter, create_file_writer, create_noop_writer
 
@@ -12,11 +17,12 @@ __all__ = [
     "SummaryWriter",
     "create_file_writer",
     "create_noop_writer",
-    "experimental",
+    "get_step",
     "histogram",
     "image",
     "record_if",
     "scalar",
+    "set_step",
     "should_record_summaries",
     "text",
     "write",

@@ -160,10 +160,10 @@ def set_step(step: object) -> None:
         TypeError: anything else.
 
     Example:
-        >>> sg.summary.experimental.set_step(3)
-        >>> sg.summary.experimental.get_step()
+        >>> sg.summary.set_step(3)
+        >>> sg.summary.get_step()
         3
-        >>> sg.summary.experimental.set_step(None)
+        >>> sg.summary.set_step(None)
 
     Source: TF 2.21 summary_ops_v2.py, set_step.
     """
@@ -177,10 +177,10 @@ def get_step() -> Any:
         An integer, a variable, or None.
 
     Example:
-        >>> sg.summary.experimental.set_step(100)
-        >>> sg.summary.experimental.get_step()
+        >>> sg.summary.set_step(100)
+        >>> sg.summary.get_step()
         100
-        >>> sg.summary.experimental.set_step(None)
+        >>> sg.summary.set_step(None)
 
     Source: TF 2.21 summary_ops_v2.py, get_step.
     """

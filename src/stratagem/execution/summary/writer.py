@@ -172,7 +172,7 @@ def missing_step_error(tag: str) -> ValueError:
     return invalid(
         f"Summary {tag!r} has no step.",
         expected="a step in the call, or a default one.",
-        fix="pass step=..., or call sg.summary.experimental.set_step(...) or "
+        fix="pass step=..., or call sg.summary.set_step(...) or "
         "writer.as_default(step=...), with a variable such as optimizer.iterations in loops.",
     )
 
@@ -275,14 +275,14 @@ class SummaryWriter:
 
         Args:
             step: default step within the block; None leaves it unchanged. See
-                `sg.summary.experimental.set_step`.
+                `sg.summary.set_step`.
 
         Raises:
             RuntimeError: the writer is closed.
 
         Example:
             >>> with sg.summary.create_noop_writer().as_default(step=100):
-            ...     sg.summary.experimental.get_step()
+            ...     sg.summary.get_step()
             100
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.as_default.

@@ -7,12 +7,12 @@ from stratagem.input.service.distribution import (
     register_dataset,
 )
 from stratagem.input.service.splits import ShardingPolicy
-from stratagem.input.service.workers import InputService, WorkerConfig, WorkerServer, start
+from stratagem.input.service.workers import InputService as InputService
+from stratagem.input.service.workers import WorkerConfig, WorkerServer, start
 
 __all__ = [
     "DispatchServer",
     "DispatcherConfig",
-    "InputService",
     "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",

@@ -440,8 +440,10 @@ def profile(
         verbose: True prints the summary.
 
     Returns:
-        The profile. Its attribute `summary` is an `sg.profiling.ProfileSummary` after the last
-        step, or None; `trace` is the path of the trace.
+        The profile. Its attribute `trace` is the path of the trace, and `summary` has the figures,
+        or is None before the last step: `num_steps`, `num_devices`, `step_s`, `busy_share`,
+        `share(part)` of "compute", "collectives", "copies", "input" or "host", `operations`, and
+        `to_dict()`.
 
     Raises:
         TypeError: `steps` or `workers` are not integers.

@@ -61,16 +61,6 @@ class RemoteValueStatus(enum.Enum):
 
     ABORTED means that the function failed, was cancelled, or lost its worker. In the last case it
     turns READY once the function has run again.
-
-    Example:
-        >>> result = sg.coordinator.RemoteValue()
-        >>> result.status is sg.coordinator.RemoteValueStatus.NOT_READY
-        True
-        >>> result.set_value(3)  # the coordinator does this
-        >>> result.status.name
-        'READY'
-
-    Source: TF 2.21 remote_value.py, RemoteValueStatus.
     """
 
     NOT_READY = "NOT_READY"

@@ -268,14 +268,6 @@ class PerWorkerDataset:
 
     Args:
         make_iterators: returns references to new iterators, one per worker.
-
-    Example:
-        >>> dataset = sg.coordinator.PerWorkerDataset(
-        ...     lambda: [sg.coordinator.RemoteValue() for _ in range(2)])
-        >>> iter(dataset)  # pass it to a scheduled function, which calls next
-        PerWorkerValues(2 workers)
-
-    Source: TF 2.21 cluster_coordinator.py, PerWorkerDistributedDataset.
     """
 
     def __init__(self, make_iterators: Callable[[], Sequence[Resource]]) -> None:

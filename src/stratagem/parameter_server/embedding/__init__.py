@@ -1,6 +1,6 @@
 """Embedding tables on parameter servers, without a vocabulary: `sg.embedding`."""
 
-from stratagem.parameter_server.embedding.layer import DynamicEmbedding, TableStats, stats
+from stratagem.parameter_server.embedding.layer import DynamicEmbedding, stats
 from stratagem.parameter_server.embedding.saving import (
     compact,
     export,
@@ -26,7 +26,6 @@ __all__ = [
     "LeastFrequent",
     "LeastRecent",
     "NotSeenFor",
-    "TableStats",
     "Tables",
     "TierOptions",
     "WithProbability",

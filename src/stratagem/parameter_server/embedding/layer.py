@@ -341,12 +341,6 @@ class TableStats:
         evicted_updates: row updates that the evicted rows had.
         refused_updates: gradients whose key had no row: not admitted, or the table was full.
         candidates: keys without a row that servers count for `AfterSightings`.
-
-    Example:
-        >>> sg.embedding.TableStats(2, 40.0, 3, 1, 5, 0, 0).rows
-        2
-
-    Source: specific to Stratagem.
     """
 
     rows: int
@@ -365,7 +359,8 @@ def stats(strategy: Strategy) -> dict[str, TableStats]:
         strategy: a strategy with parameter servers, in the process of its coordinator.
 
     Returns:
-        `TableStats` by path of the table.
+        Figures by path of the table: `rows`, `row_bytes`, `created`, `evicted`, `evicted_updates`,
+        `refused_updates`, and the `candidates` that `AfterSightings` counts.
 
     Raises:
         ValueError: the strategy has no parameter servers.
