@@ -146,7 +146,8 @@ def _delay(scene: Scene) -> Fault:
 
 def _port_taken(scene: Scene) -> Fault:
     """Takes the leader's port of the next start, which a killed process brings about."""
-    if "launcher" not in scene.job.processes():
+    processes = scene.job.processes()
+    if "launcher" not in processes or len(processes) == 1:
         raise NotHereError("no launcher that starts tasks again")
     name, pid = choose(scene)
     while name == "launcher":
@@ -179,7 +180,7 @@ def _leader_ports() -> list[int]:
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             for word in path.read_bytes().split(b"\0"):
-                if word.startswith(b"TF_CONFIG="):
+                if word.startswith(b"TF_CONFIG={"):  # input workers have an empty one
                     workers = json.loads(word[10:])["cluster"].get("worker", [])
                     found += [int(address.rpartition(":")[2]) for address in workers[:1]]
     return found

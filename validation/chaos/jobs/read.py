@@ -63,7 +63,9 @@ def taken_by(one: int) -> list[bytes]:
 num_done = min(len(taken_by(one)) for one in range(num_ranks))
 done = taken_by(rank)[:num_done]
 ledger = notes / f"taken-{rank}"
-ledger.write_bytes(b"".join(line + b"\n" for line in done))
+cut = notes / f"cut-{rank}"
+cut.write_bytes(b"".join(line + b"\n" for line in done))
+cut.rename(ledger)
 
 strategy = sg.MultiWorkerMirroredStrategy()
 dataset = sg.input.Dataset.from_files(
