@@ -40,8 +40,8 @@ def page() -> str:
     for symbol in symbols:
         by_heading.setdefault(headings[symbol.name], []).append(symbol)
     for heading, rows in by_heading.items():
-        lines = [f"## {heading}", "", "| name | here | status | difference | test |"]
-        lines += ["|---|---|---|---|---|", *map(_row, rows)]
+        lines = [f"## {heading}", "", "| name | here | status | difference |"]
+        lines += ["|---|---|---|---|", *map(_row, rows)]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
@@ -61,9 +61,7 @@ def _headings(table: str) -> dict[str, str]:
 
 def _row(symbol: Symbol) -> str:
     here = f"`{symbol.here}`" if symbol.here else "none"
-    file, _, function = symbol.test.partition("::")
-    test = f"[{function}](../../{file})" if file else ""
-    cells = (f"`{symbol.name}`", here, symbol.status, symbol.difference, test)
+    cells = (f"`{symbol.name}`", here, symbol.status, symbol.difference)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -163,21 +163,18 @@ name = "tf.compat.v1.distribute.MirroredStrategy"
 here = "sg.MirroredStrategy"
 status = "renamed"
 difference = ""
-test = ""
 
 [[symbol]]
 name = "tf.distribute.MirroredStrategy"
 here = "sg.MirroredStrategy"
 status = "changed"
 difference = "Takes `layout_map`."
-test = ""
 
 [[symbol]]
 name = "hvd.barrier"
 here = "sg.collectives.host.barrier"
 status = "same"
 difference = ""
-test = ""
 """
 
 

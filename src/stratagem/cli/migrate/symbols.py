@@ -27,14 +27,12 @@ class Symbol:
         here: dotted name of the counterpart, or a command; "" if there is none.
         status: a key of `STATUSES`.
         difference: one or two sentences; "" for status "same".
-        test: `file::function` of the test that covers the counterpart; "" if there is none.
     """
 
     name: str
     here: str
     status: str
     difference: str
-    test: str
 
 
 def load_symbols(path: Path = _TABLE) -> tuple[Symbol, ...]:

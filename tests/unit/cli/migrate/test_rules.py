@@ -378,7 +378,7 @@ def test_pages_of_the_advice_exist() -> None:
 
 
 def test_advice_takes_its_text_from_the_table_of_symbols(monkeypatch) -> None:
-    row = Symbol("tf.foo.bar", "", "absent", "Use baz.", "")
+    row = Symbol("tf.foo.bar", "", "absent", "Use baz.")
     monkeypatch.setattr(rules, "load_symbols", lambda: [row])
     rules._differences.cache_clear()
     assert str(rules.advice("foo.bar")) == "tf.foo.bar: Use baz, see docs/migrate/tool.md"
