@@ -21,7 +21,14 @@ from stratagem.devices.lockstep import waiting_for_input
 from stratagem.devices.mesh import Topology, outside_context_mesh
 from stratagem.errors import OutOfRangeError, explain, invalid
 from stratagem.input.batches import HostBatch
-from stratagem.input.placement import HostSteps, PlacedBatches, are_small, place, put_steps
+from stratagem.input.placement import (
+    MANY_GROUPS,
+    HostSteps,
+    PlacedBatches,
+    are_small,
+    place,
+    put_steps,
+)
 from stratagem.input.sources.source import BATCHES_PER_SNAPSHOT, Reader
 from stratagem.observe.recorder import input_mark
 from stratagem.observe.wait_clock import DataWait, wait_clock
@@ -463,8 +470,6 @@ def _end_of_data_error() -> OutOfRangeError:
 # Loads groups of batches from a source to the devices, with resume positions.
 
 
-# After so many groups, others of the same shapes are likely to follow.
-_MANY = 16
 # Small batches are transferred in groups of so many: a transfer costs more than a copy.
 _MOST_AHEAD = 16
 # Start position of a reader whose only state is the number of batches read.
@@ -590,7 +595,7 @@ class Loader:
                 raise error
             finally:
                 del error  # It refers to this frame.
-        is_repeated = self._num_loaded >= _MANY
+        is_repeated = self._num_loaded >= MANY_GROUPS
         self._num_loaded += 1
         is_ahead = is_repeated and self.group_size == 1 and self._are_small
         size = _MOST_AHEAD if is_ahead else self.group_size

@@ -29,6 +29,8 @@ from stratagem.variables.distributed import PerReplica, is_array
 # `jax.device_put` takes 20 us or more for an array; a program that returns its arguments takes 4.
 # It copies them, which takes longer from about this size.
 _SMALL_BYTES = 1 << 16
+# After so many groups, others of the same shapes are likely to follow.
+MANY_GROUPS = 16
 
 
 def put_arrays(

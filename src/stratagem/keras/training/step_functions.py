@@ -29,7 +29,7 @@ from stratagem.execution.programs.elastic import ElasticLockstep, is_on
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.batches import HostBatch, split_again, take_own_part, with_selected_rows
-from stratagem.input.placement import place
+from stratagem.input.placement import MANY_GROUPS, place
 from stratagem.keras.patches import patches
 from stratagem.keras.private import (
     JAXTrainer,
@@ -124,6 +124,7 @@ class _GroupedStepFunction(StepFunction):
         self._source: Any = None
         self._waiting: collections.deque[list[_Run] | Exception] = collections.deque()
         self._num_groups = 0
+        self._num_placed = 0
 
     def run_next(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
         """Runs the next group of steps. Raises StopIteration at the end of the data.
@@ -186,7 +187,13 @@ class _GroupedStepFunction(StepFunction):
             return
         with input_mark():
             for run in left:
-                run.arguments = batch_arguments(place(run.batches, self._strategy.topology))
+                placed = place(
+                    run.batches,
+                    self._strategy.topology,
+                    is_repeated=self._num_placed >= MANY_GROUPS,
+                )
+                run.arguments = batch_arguments(placed)
+                self._num_placed += 1
 
     def compile_ahead(self, batch: Any) -> None:
         """Compiles the step for batches such as this one, in a process that has not joined yet."""

@@ -345,7 +345,11 @@ def test_next_group_is_on_the_devices_before_this_one_runs_if_transfers_wait(
     events: list[str] = []
     place, run = step_functions.place, step_functions.TrainOrTestFunction._run
     monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: puts_first)
-    monkeypatch.setattr(step_functions, "place", lambda *args: events.append("put") or place(*args))
+    monkeypatch.setattr(
+        step_functions,
+        "place",
+        lambda *args, **options: events.append("put") or place(*args, **options),
+    )
     monkeypatch.setattr(
         step_functions.TrainOrTestFunction, "_run", lambda *args: events.append("run") or run(*args)
     )
