@@ -137,6 +137,14 @@ def are_free(folder: Path) -> bool:
     return all(map(_is_free, folder.glob("*.lock")))
 
 
+def remove_abandoned_folders() -> None:
+    """Removes temporary folders of processes that were killed; call when such processes are gone.
+
+    The next process that makes such a folder does the same, but there may be none.
+    """
+    _sweep(Path(tempfile.gettempdir()), "stratagem-")
+
+
 def _sweep(base: Path, prefix: str) -> None:
     for folder in own_folders(base, f"{prefix}*"):
         if (folder / _OWNER).exists() and are_free(folder):

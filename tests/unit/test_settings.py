@@ -26,6 +26,7 @@ from stratagem.resources import (
     TemporaryFolder,
     available_cores,
     checked_folder,
+    remove_abandoned_folders,
 )
 from stratagem.settings import SETTINGS, Kind, Setting, choice
 from tests.fresh_process import run_fresh
@@ -377,6 +378,23 @@ def test_next_process_removes_at_once_the_folder_of_a_killed_one_only(tmp_path) 
         for process in processes:
             process.communicate()
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_folders_of_killed_processes_are_removed_where_no_other_is_made(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with TemporaryFolder(PREFIX) as own:
+            remove_abandoned_folders()
+            assert len([*tmp_path.iterdir()]) == 2
+            process.kill()
+            process.wait()
+            remove_abandoned_folders()
+            assert [*tmp_path.iterdir()] == [own.path]
 
 
 def test_folder_without_a_lock_yet_is_removed_later(tmp_path) -> None:

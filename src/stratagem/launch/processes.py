@@ -35,7 +35,7 @@ from stratagem.launch.prefork.server_program import serve_with
 from stratagem.launch.remote.ray_cluster import RayWatch, is_ray_lost, load_ray, watched_addresses
 from stratagem.launch.restart.policy import Backoff
 from stratagem.launch.tasks.exit_status import describe_exit
-from stratagem.resources import Closing
+from stratagem.resources import Closing, remove_abandoned_folders
 
 _logger = logging.getLogger(__name__)
 
@@ -211,6 +211,7 @@ class _Processes(Closing, abc.ABC):
         for index in [*self._processes]:  # the others have not started yet
             if self._keepers[index] in others:
                 self._keepers[index].join(_CLOSING_S)
+        remove_abandoned_folders()
 
     def _keep(self, index: int) -> None:
         """Runs a process and its restarts until closed; in its own thread."""

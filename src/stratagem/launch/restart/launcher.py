@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import signal
@@ -44,6 +45,7 @@ from stratagem.launch.restart.task_group import LaunchContext, TaskGroup
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output import Screen
+from stratagem.resources import remove_abandoned_folders
 
 # Number of workers in the next start of a job.
 
@@ -143,11 +145,13 @@ def launch(
         Credentials.find("This launcher", [split_address(node.coordinator)[0]])
     with (
         CaughtSignals() as caught,
+        contextlib.ExitStack() as stack,
         Guardian() as guardian,
         LaunchEvents(options, node) as events,
         make_launch_folders(options, base) as folders,
         WarmStart(base) as warm_start,
     ):
+        stack.callback(remove_abandoned_folders)  # after the guardian has killed what is left
         is_warm = options.max_restarts > 0 and not options.cold_restarts
         warm = warm_start if is_warm and can_fork(command, base) else None
         context = LaunchContext(

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,23 @@ raise SystemExit(attempt < 2 and task["index"] == 1)
     assert len(set(clusters)) == 3
     log = "attempt 0\n=== restart 1 ===\nattempt 1\n=== restart 2 ===\nattempt 2\n"
     assert (folder / "logs" / "worker-1.log").read_text() == log
+
+
+def test_killed_tasks_leave_no_temporary_folder(script, folder, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    (folder / "tmp").mkdir()
+    path = script(
+        f"""{AFTER}{SELF}
+from stratagem.resources import TemporaryFolder
+Path(name).write_text(str(TemporaryFolder("stratagem-test-").path))
+os.kill(os.getpid(), 9)
+"""
+    )
+    with pytest.raises(RuntimeError, match="SIGKILL"):
+        sg.launch.run(path, workers=1)
+    assert Path((folder / "worker-0").read_text()).parent == folder / "tmp"
+    assert [*(folder / "tmp").iterdir()] == []
 
 
 def test_tasks_of_a_launch_share_a_secret_that_other_launches_do_not_have(script, folder) -> None:
