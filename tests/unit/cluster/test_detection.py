@@ -156,10 +156,10 @@ def test_cluster_of_workers_alone_has_no_servers(variables, set_) -> None:
 def _service(name: str, *addresses: str | None, kind: str = "LoadBalancer") -> object:
     ingress = [
         types.SimpleNamespace(
-            ip=address if address and address[0].isdigit() else None,
-            hostname=address if address and not address[0].isdigit() else None,
+            ip=one if one and one[0].isdigit() else None,
+            hostname=one if one and not one[0].isdigit() else None,
         )
-        for address in addresses
+        for one in addresses
     ]
     return types.SimpleNamespace(
         metadata=types.SimpleNamespace(name=name),
@@ -168,12 +168,9 @@ def _service(name: str, *addresses: str | None, kind: str = "LoadBalancer") -> o
     )
 
 
-class _Client:
-    def __init__(self, *services: object) -> None:
-        self.services = services
-
-    def list_service_for_all_namespaces(self) -> types.SimpleNamespace:
-        return types.SimpleNamespace(items=list(self.services))
+def _client(*services: object) -> object:
+    listed = types.SimpleNamespace(items=list(services))
+    return types.SimpleNamespace(list_service_for_all_namespaces=lambda: listed)
 
 
 _TASKS = [_service(f"train-worker-{index}", f"10.0.0.{index}") for index in range(11)]
@@ -190,7 +187,7 @@ def test_tasks_stand_at_their_index_whatever_the_order() -> None:
         _service("train-ps-0", None, "lb.example.com"),
         _service("a-b-evaluator-0", "1.2.3.4"),
     ]
-    client = _Client(*_OTHERS, *reversed(_TASKS), *servers)
+    client = _client(*_OTHERS, *reversed(_TASKS), *servers)
     assert resolve_cluster(override_client=client) == {
         "worker": [f"10.0.0.{index}:5000" for index in range(11)],
         "ps": ["lb.example.com:5000"],
@@ -201,7 +198,7 @@ def test_tasks_stand_at_their_index_whatever_the_order() -> None:
 
 
 def test_names_of_another_form_are_read_by_a_function() -> None:
-    client = _Client(_service("w1", "10.0.0.2"), _service("w0", "10.0.0.1"), *_OTHERS)
+    client = _client(_service("w1", "10.0.0.2"), _service("w0", "10.0.0.1"), *_OTHERS)
 
     def parse(name: str) -> tuple[str | None, int | None]:
         return ("worker", int(name[1:])) if name[0] == "w" else (None, None)
@@ -238,7 +235,7 @@ def test_names_of_another_form_are_read_by_a_function() -> None:
 )
 def test_cluster_that_is_not_whole_is_refused(services, message) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve_cluster(override_client=_Client(*services))
+        resolve_cluster(override_client=_client(*services))
 
 
 # Workers of Ray Train, by a context that says what Ray's says.
@@ -311,24 +308,20 @@ def libraries(monkeypatch) -> list[tuple]:
     """A fake of Google's libraries that records how the client is built."""
     calls: list[tuple] = []
 
-    def default(scopes) -> tuple[str, str]:
-        calls.append(("default", *scopes))
-        return "own credentials", "project"
-
-    def build(api, version, **options) -> str:
-        calls.append((api, version, options))
-        return "client"
-
-    discovery = types.ModuleType("googleapiclient.discovery")
-    discovery.__dict__["build"] = build
-    auth = types.ModuleType("google.auth")
-    auth.__dict__["default"] = default
-    for name, module in {
-        "googleapiclient": types.ModuleType("googleapiclient"),
-        "googleapiclient.discovery": discovery,
-        "google.auth": auth,
-    }.items():
+    def fake(name: str, **functions: Any) -> None:
+        module = types.ModuleType(name)
+        vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
+
+    fake("googleapiclient")
+    fake(
+        "googleapiclient.discovery",
+        build=lambda *api, **options: calls.append((*api, options)) or "client",
+    )
+    fake(
+        "google.auth",
+        default=lambda scopes: calls.append(("default", *scopes)) or ("own credentials", "project"),
+    )
     return calls
 
 
@@ -345,41 +338,53 @@ def test_client_is_built_with_credentials_and_address(libraries) -> None:
 
 # Slurm's compact lists of hosts and tasks.
 
-# TF 2.21 slurm_cluster_resolver.expand_hostlist.
-HOSTLISTS = [
-    ("n1", ["n1"]),
-    ("n[1-2],m5,o[3-4,6,7-9]", ["n1", "n2", "m5", "o3", "o4", "o6", "o7", "o8", "o9"]),
-    ("n[08-11]", ["n08", "n09", "n10", "n11"]),
-    ("node[001-003,7],gpu-a", ["node001", "node002", "node003", "node7", "gpu-a"]),
-    ("a,b,a", ["a", "b", "a"]),
-    ("[1-3]", ["1", "2", "3"]),
-    ("", []),
+# TF 2.21 slurm_cluster_resolver.expand_hostlist and expand_tasks_per_node.
+EXPANDED = [
+    (expand_hostlist, "n1", ["n1"]),
+    (
+        expand_hostlist,
+        "n[1-2],m5,o[3-4,6,7-9]",
+        ["n1", "n2", "m5", "o3", "o4", "o6", "o7", "o8", "o9"],
+    ),
+    (expand_hostlist, "n[08-11]", ["n08", "n09", "n10", "n11"]),
+    (
+        expand_hostlist,
+        "node[001-003,7],gpu-a",
+        ["node001", "node002", "node003", "node7", "gpu-a"],
+    ),
+    (expand_hostlist, "a,b,a", ["a", "b", "a"]),
+    (expand_hostlist, "[1-3]", ["1", "2", "3"]),
+    (expand_hostlist, "", []),
+    # Not recorded: ranges may stand anywhere in a name.
+    (expand_hostlist, "rack[1-2]n[1-2]", ["rack1n1", "rack1n2", "rack2n1", "rack2n2"]),
+    (expand_hostlist, "n[1-2]-ib,m1", ["n1-ib", "n2-ib", "m1"]),
+    (expand_tasks_per_node, "3(x2),2,1", [3, 3, 2, 1]),
+    (expand_tasks_per_node, "1", [1]),
+    (expand_tasks_per_node, "2(x3)", [2, 2, 2]),
+    (expand_tasks_per_node, "4(x1),4", [4, 4]),
 ]
-# Not recorded: ranges may stand anywhere in a name.
-RANGES_ANYWHERE = [
-    ("rack[1-2]n[1-2]", ["rack1n1", "rack1n2", "rack2n1", "rack2n2"]),
-    ("n[1-2]-ib,m1", ["n1-ib", "n2-ib", "m1"]),
-]
-# TF 2.21 slurm_cluster_resolver.expand_tasks_per_node.
-TASKS = [
-    ("3(x2),2,1", [3, 3, 2, 1]),
-    ("1", [1]),
-    ("2(x3)", [2, 2, 2]),
-    ("4(x1),4", [4, 4]),
-]
+_NO_HOSTS = ("n[1-3", "n]1", "n[a-b]", "a,,b", "n[3-1]", "n[1-2-3]", "n[]", ",n1", "n1,", "n[[1]]")
+_NO_TASKS = ("", "x2", "2(3)", "2,", "2(x)", "2 (x3)")
 
 
-@pytest.mark.parametrize(("text", "hosts"), [*HOSTLISTS, *RANGES_ANYWHERE])
-def test_host_list_is_expanded_as_in_tensorflow(text, hosts) -> None:
-    assert expand_hostlist(text) == hosts
+@pytest.mark.parametrize(("expand", "text", "expanded"), EXPANDED)
+def test_list_is_expanded_as_in_tensorflow(expand, text, expanded) -> None:
+    assert expand(text) == expanded
 
 
 @pytest.mark.parametrize(
-    "text", ["n[1-3", "n]1", "n[a-b]", "a,,b", "n[3-1]", "n[1-2-3]", "n[]", ",n1", "n1,", "n[[1]]"]
+    ("expand", "text", "words"),
+    [
+        *(
+            (expand_hostlist, text, r"hostlist format(?s:.)*scontrol show hostnames")
+            for text in _NO_HOSTS
+        ),
+        *((expand_tasks_per_node, text, "tasks-per-node list format") for text in _NO_TASKS),
+    ],
 )
-def test_bad_host_list_is_refused(text) -> None:
-    with pytest.raises(ValueError, match=r"Invalid hostlist format(?s:.)*scontrol show hostnames"):
-        expand_hostlist(text)
+def test_bad_list_is_refused(expand, text, words) -> None:
+    with pytest.raises(ValueError, match=f"Invalid {words}"):
+        expand(text)
 
 
 @settings(deadline=None, max_examples=50)
@@ -389,17 +394,6 @@ def test_range_names_each_number_once(first, length, digits) -> None:
     hosts = expand_hostlist(f"n[{first:0{digits}}-{last:0{digits}}]")
     assert [int(host[1:]) for host in hosts] == list(range(first, last + 1))
     assert all(len(host) > digits for host in hosts)
-
-
-@pytest.mark.parametrize(("text", "numbers"), TASKS)
-def test_tasks_per_node_are_expanded_as_in_tensorflow(text, numbers) -> None:
-    assert expand_tasks_per_node(text) == numbers
-
-
-@pytest.mark.parametrize("text", ["", "x2", "2(3)", "2,", "2(x)", "2 (x3)"])
-def test_bad_tasks_per_node_are_refused(text) -> None:
-    with pytest.raises(ValueError, match="Invalid tasks-per-node list format"):
-        expand_tasks_per_node(text)
 
 
 # Parsing of addresses, and detection of loopback addresses.

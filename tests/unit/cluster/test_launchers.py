@@ -73,70 +73,68 @@ def test_part_of_torchrun_s_variables_is_no_answer(variables, missing) -> None:
     assert torchrun() is None
 
 
-def test_elastic_job_is_refused(variables) -> None:
-    variables(**{**KUBEFLOW_TORCH, "PET_NNODES": "1:4"})
-    with pytest.raises(ValueError, match="PET_NNODES='1:4' is not a single number"):
-        kubeflow_torch()
-
-
 @pytest.mark.parametrize(
-    ("uri", "address"),
-    # JAX's clusters/ompi_cluster.py, get_coordinator_address: recorded.
-    [(_URI, "10.96.0.1:62624"), (_URI6, "[fe80::b9b:ac5d:9cf0:b858]:62880")],
+    ("given", "address"),
+    [
+        # JAX's clusters/ompi_cluster.py, get_coordinator_address: recorded.
+        ({}, "10.96.0.1:62624"),
+        ({"OMPI_MCA_orte_hnp_uri": _URI6}, "[fe80::b9b:ac5d:9cf0:b858]:62880"),
+        ({"JAX_COORDINATOR_ADDRESS": "first:99"}, "first:99"),
+        ({"JAX_COORDINATOR_ADDRESS": "first"}, "first:62624"),
+    ],
 )
-def test_open_mpi_tells_where_it_was_started(variables, uri, address) -> None:
-    variables(**OPEN_MPI, OMPI_MCA_orte_hnp_uri=uri)
+def test_open_mpi_tells_where_it_was_started_unless_it_is_given(variables, given, address) -> None:
+    variables(**{**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": _URI, **given})
     assert open_mpi() == Processes(4, 3, address, 1, 2)
 
 
-def test_open_mpi_s_coordinator_can_be_given(variables) -> None:
-    variables(**OPEN_MPI, JAX_COORDINATOR_ADDRESS="first:99", OMPI_MCA_orte_hnp_uri=_URI)
-    assert open_mpi() == Processes(4, 3, "first:99", 1, 2)
-    variables(JAX_COORDINATOR_ADDRESS="first")
-    assert open_mpi() == Processes(4, 3, "first:62624", 1, 2)
-
-
 def test_open_mpi_on_one_host_needs_no_address(variables) -> None:
-    variables(**{**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, PMIX_NAMESPACE="prterun-a-1@1")
-    first = open_mpi()
-    assert first is not None
-    host, _, port = str(first.coordinator_address).partition(":")
+    def found(**given: str) -> str:
+        variables(**given)
+        processes = open_mpi()
+        assert processes is not None
+        return str(processes.coordinator_address)
+
+    first = found(**{**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, PMIX_NAMESPACE="prterun-a-1@1")
+    host, _, port = first.partition(":")
     assert host == "127.0.0.1"
     assert 61440 <= int(port) <= 65535
-    variables(OMPI_COMM_WORLD_RANK="0")
-    second = open_mpi()
-    assert second is not None
-    assert second.coordinator_address == first.coordinator_address
-    variables(PMIX_NAMESPACE="prterun-a-2@1")
-    third = open_mpi()
-    assert third is not None
-    assert third.coordinator_address != first.coordinator_address
-
-
-def test_open_mpi_that_names_no_coordinator_is_refused(variables) -> None:
-    variables(**OPEN_MPI)
-    with pytest.raises(ValueError, match=r"have no coordinator_address(?s:.)*JAX_COORDINATO"):
-        open_mpi()
+    assert found(OMPI_COMM_WORLD_RANK="0") == first
+    assert found(PMIX_NAMESPACE="prterun-a-2@1") != first
 
 
 @pytest.mark.parametrize(
-    ("read", "set_", "missing"),
+    ("read", "given", "words"),
     [
-        (kubeflow_jax, KUBEFLOW_JAX, "JAX_PROCESS_ID"),
-        (kubeflow_torch, KUBEFLOW_TORCH, "PET_NODE_RANK"),
-        (open_mpi, OPEN_MPI, "OMPI_COMM_WORLD_RANK"),
+        *(
+            (
+                read,
+                {name: text for name, text in given.items() if name != missing},
+                rf"is set, but {missing} is not(?s:.)*the same launcher",
+            )
+            for read, given, missing in (
+                (kubeflow_jax, KUBEFLOW_JAX, "JAX_PROCESS_ID"),
+                (kubeflow_torch, KUBEFLOW_TORCH, "PET_NODE_RANK"),
+                (open_mpi, OPEN_MPI, "OMPI_COMM_WORLD_RANK"),
+            )
+        ),
+        (
+            kubeflow_torch,
+            {**KUBEFLOW_TORCH, "PET_NNODES": "1:4"},
+            "PET_NNODES='1:4' is not a single number",
+        ),
+        (open_mpi, OPEN_MPI, r"have no coordinator_address(?s:.)*JAX_COORDINATO"),
+        (
+            torchrun,
+            {**TORCHRUN, "RANK": "two"},
+            "Environment variable RANK: Task index 'two' is invalid",
+        ),
     ],
 )
-def test_rank_that_is_missing_is_named(variables, read, set_, missing) -> None:
-    variables(**{name: text for name, text in set_.items() if name != missing})
-    with pytest.raises(ValueError, match=rf"is set, but {missing} is not(?s:.)*the same launcher"):
+def test_variables_that_cannot_be_are_refused(variables, read, given, words) -> None:
+    variables(**given)
+    with pytest.raises(ValueError, match=words):
         read()
-
-
-def test_variable_that_is_no_number_is_named(variables) -> None:
-    variables(**{**TORCHRUN, "RANK": "two"})
-    with pytest.raises(ValueError, match="Environment variable RANK: Task index 'two' is invalid"):
-        torchrun()
 
 
 @pytest.mark.parametrize("num_ports", [1, 8, 4096, 5000])

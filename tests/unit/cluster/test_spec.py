@@ -140,17 +140,14 @@ def test_other_things_are_no_cluster(cluster, error, message) -> None:
         ClusterSpec(cluster)
 
 
-@pytest.mark.parametrize("ask", ["num_tasks", "task_indices", "job_tasks"])
-def test_job_that_is_not_there_is_named_with_those_that_are(ask) -> None:
-    spec = ClusterSpec({"worker": ["a:1"]})
-    with pytest.raises(ValueError, match=r"No such job in cluster: 'ps'(?s:.)*one of \['worker'\]"):
-        getattr(spec, ask)("ps")
-    with pytest.raises(ValueError, match="No such job in cluster: 'ps'"):
-        spec.task_address("ps", 0)
-
-
-def test_task_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_job_and_task_that_are_not_there_are_named_with_those_that_are() -> None:
     spec = ClusterSpec({"worker": {0: "a:1", 2: "b:1"}})
+    words = r"No such job in cluster: 'ps'(?s:.)*one of \['worker'\]"
+    for ask in (spec.num_tasks, spec.task_indices, spec.job_tasks):
+        with pytest.raises(ValueError, match=words):
+            ask("ps")
+    with pytest.raises(ValueError, match=words):
+        spec.task_address("ps", 0)
     with pytest.raises(ValueError, match=r"No task with index 1 in job 'worker'(?s:.)*\[0, 2\]"):
         spec.task_address("worker", 1)
 
@@ -277,6 +274,10 @@ def test_wrong_clusters_are_rejected(ask, cluster, task, message) -> None:
 _FULL_OF_PROCESSES = {"chief": ["a:1"], "worker": ["b:1", "grpc://c:1"], "ps": ["d:1"]}
 
 
+def _of_task(cluster, task_type, task_id) -> Processes:
+    return processes_of_task(ClusterSpec(cluster), task_type, task_id)
+
+
 @pytest.mark.parametrize(
     ("cluster", "task_type", "task_id", "expected"),
     [
@@ -290,41 +291,38 @@ _FULL_OF_PROCESSES = {"chief": ["a:1"], "worker": ["b:1", "grpc://c:1"], "ps": [
     ],
 )
 def test_processes_are_the_chief_and_the_workers(cluster, task_type, task_id, expected) -> None:
-    assert processes_of_task(ClusterSpec(cluster), task_type, task_id) == expected
+    assert _of_task(cluster, task_type, task_id) == expected
 
 
 @pytest.mark.parametrize(
-    ("cluster", "task_type", "task_id", "message"),
+    ("make", "arguments", "message"),
     [
-        (_FULL_OF_PROCESSES, "ps", 0, "A task of type 'ps' has no rank"),
-        ({"worker": {0: "a:1", 2: "b:1"}}, "worker", 0, r"The cluster lists only workers \[0, 2\]"),
-        ({"worker": ["a:1", "a:1"]}, "worker", 0, "worker 0 and worker 1 have the same address"),
-    ],
-)
-def test_task_that_cannot_train_with_others_is_refused(
-    cluster, task_type, task_id, message
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        processes_of_task(ClusterSpec(cluster), task_type, task_id)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((2, 2, "a:1"), "process_id=2 is out of range for num_processes=2"),
-        ((0, 0), "process_id=0 is out of range for num_processes=0"),
+        (_of_task, (_FULL_OF_PROCESSES, "ps", 0), "A task of type 'ps' has no rank"),
         (
+            _of_task,
+            ({"worker": {0: "a:1", 2: "b:1"}}, "worker", 0),
+            r"The cluster lists only workers \[0, 2\]",
+        ),
+        (
+            _of_task,
+            ({"worker": ["a:1", "a:1"]}, "worker", 0),
+            "worker 0 and worker 1 have the same address",
+        ),
+        (Processes, (2, 2, "a:1"), "process_id=2 is out of range for num_processes=2"),
+        (Processes, (0, 0), "process_id=0 is out of range for num_processes=0"),
+        (
+            Processes,
             (2, -1, "a:1"),
             "process_id=-1 is out of range for num_processes=2(?s:.)*number processes from 0",
         ),
-        ((2, 0, "a:1", 1, 1), "local_process_id=1 is out of range for num_local_processes=1"),
-        ((2, 0), "2 processes have no coordinator_address"),
-        ((2, 0, "a"), "Address 'a' is not of the form host:port"),
+        (Processes, (2, 0, "a:1", 1, 1), "local_process_id=1 is out of range for num_local_pro"),
+        (Processes, (2, 0), "2 processes have no coordinator_address"),
+        (Processes, (2, 0, "a"), "Address 'a' is not of the form host:port"),
     ],
 )
-def test_processes_that_cannot_be_are_refused(arguments, message) -> None:
+def test_processes_that_cannot_be_are_refused(make, arguments, message) -> None:
     with pytest.raises(ValueError, match=message):
-        Processes(*arguments)
+        make(*arguments)
 
 
 # Valid and invalid clusters.

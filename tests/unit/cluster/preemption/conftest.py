@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +10,14 @@ import pytest
 
 from stratagem.cluster.preemption import configuration as google_cloud
 
-_NAMES = (
-    "CUDA_VISIBLE_DEVICES",
-    "GCE_METADATA_HOST",
-    "GCE_METADATA_IP",
-    "KUBERNETES_SERVICE_HOST",
-    "STRATAGEM_POD_GRACE_S",
-)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @pytest.fixture(autouse=True)
 def no_scheduler(monkeypatch) -> None:
-    for name in list(os.environ):
-        if name in _NAMES or name.startswith("SLURM"):
-            monkeypatch.delenv(name)
+    """Beside the launchers' variables."""
+    for name in ("KUBERNETES_SERVICE_HOST", "STRATAGEM_POD_GRACE_S"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(google_cloud, "_PRODUCT_NAME", Path("/no/such/file"))
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
+import functools
 import signal
 import threading
 import time
 import urllib.error
-import urllib.parse
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,87 +22,16 @@ from stratagem.cluster.preemption.configuration import (
     slurm_time_left,
 )
 from stratagem.cluster.preemption.signals import SignalSource
+from tests.unit.cluster.conftest import join_watchers
 
 TIMEOUT_S = 60
 PREEMPTED = "instance/preempted"
 MAINTENANCE = "instance/maintenance-event"
 
 
-class MetadataServer:
-    """Answers a request at once, or with `wait_for_change` on a change of its value."""
-
-    def __init__(self) -> None:
-        self.values = {PREEMPTED: "FALSE", MAINTENANCE: "NONE"}
-        self.requests: list[tuple[str, bool]] = []
-        self.num_failing = 0
-        self.waits = True
-        self.changed = threading.Condition()
-
-    def set(self, key: str, value: str) -> None:
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def let_go(self) -> None:
-        with self.changed:
-            self.waits = False
-            self.changed.notify_all()
-
-    def wait_for_requests(self, number: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.requests) >= number, TIMEOUT_S)
-
-    def answer(self, address: str, flavor: str | None) -> tuple[int, str]:
-        url = urllib.parse.urlsplit(address)
-        key = url.path.removeprefix("/computeMetadata/v1/")
-        query = urllib.parse.parse_qs(url.query)
-        waits = query.get("wait_for_change") == ["true"]
-        with self.changed:
-            self.requests.append((key, waits))
-            self.changed.notify_all()
-            if flavor != "Google" or key not in self.values:
-                return 403, ""
-            if waits and self.num_failing:
-                self.num_failing -= 1
-                return 503, ""
-            before = self.values[key]
-            if waits:
-                limit_s = float(query["timeout_sec"][0])
-                self.changed.wait_for(lambda: self.values[key] != before or not self.waits, limit_s)
-            return 200, self.values[key]
-
-
-@pytest.fixture
-def metadata_server(monkeypatch) -> Iterator[MetadataServer]:
-    answers = MetadataServer()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, text = answers.answer(self.path, self.headers["Metadata-Flavor"])
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(f"{text}\n".encode())
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+@pytest.fixture(autouse=True)
+def short_pause(monkeypatch) -> None:
     monkeypatch.setattr(google_cloud, "_PAUSE_S", 0.001)
-    yield answers
-    answers.let_go()
-    join_watchers()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def join_watchers() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("stratagem-notice"):
-            thread.join(TIMEOUT_S)
-            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -205,10 +132,9 @@ def test_machine_elsewhere_cannot_listen(monkeypatch) -> None:
     ("product", "expected"), [("Google Compute Engine\n", True), ("KVM\n", False), (None, False)]
 )
 def test_machine_is_known_by_its_firmware(tmp_path, monkeypatch, product, expected) -> None:
-    path = tmp_path / "product_name"
     if product is not None:
-        path.write_text(product)
-    monkeypatch.setattr(google_cloud, "_PRODUCT_NAME", path)
+        (tmp_path / "product_name").write_text(product)
+    monkeypatch.setattr(google_cloud, "_PRODUCT_NAME", tmp_path / "product_name")
     assert on_google_cloud() is expected
 
 
@@ -312,22 +238,18 @@ def test_waiting_ends_with_the_watcher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "name"),
+    ("given", "name"),
     [
         ({}, None),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes"),
         ({"SLURM_JOB_ID": "7"}, "Slurm"),
-        ({"GCE_METADATA_IP": "169.254.169.254"}, "Google Cloud"),
-        ({"GCE_METADATA_IP": "169.254.169.254", "SLURM_JOB_ID": "7"}, "Slurm"),
-        (
-            {"GCE_METADATA_IP": "169.254.169.254", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
-            "Kubernetes",
-        ),
+        ({"GCE_METADATA_IP": "a"}, "Google Cloud"),
+        ({"GCE_METADATA_IP": "a", "SLURM_JOB_ID": "7"}, "Slurm"),
+        ({"GCE_METADATA_IP": "a", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes"),
     ],
 )
-def test_scheduler_stands_before_the_cloud(monkeypatch, variables, name) -> None:
-    for variable, text in variables.items():
-        monkeypatch.setenv(variable, text)
+def test_scheduler_stands_before_the_cloud(variables, given, name) -> None:
+    variables(**given)
     assert name_of_environment() == name
 
 
@@ -338,40 +260,29 @@ def test_pod_uses_its_grace_period(monkeypatch) -> None:
     assert pod_time_left(90)() == 90.0
 
 
+_NO_TIMES = (0, -3.0, float("inf"), float("nan"))
+
+
 @pytest.mark.parametrize(
-    ("make", "variables", "words"),
+    ("make", "words"),
     [
         *(
-            (
-                lambda one=time_s: pod_time_left(one),
-                {},
-                f"A pod's grace_s={time_s!r} is out of rang",
-            )
-            for time_s in (0, -3.0, float("inf"), float("nan"))
+            (functools.partial(pod_time_left, one), f"A pod's grace_s={one!r} is out of rang")
+            for one in _NO_TIMES
         ),
         *(
             (
-                lambda one=time_s: PolledSource(lambda: False, interval_s=one),
-                {},
-                f"interval_s={time_s!r} is out of range",
+                functools.partial(PolledSource, bool, interval_s=one),
+                f"interval_s={one!r} is out of range",
             )
-            for time_s in (0, -1.0, float("inf"), float("nan"))
+            for one in _NO_TIMES
         ),
-        (
-            pod_time_left,
-            {"STRATAGEM_POD_GRACE_S": "2m"},
-            "STRATAGEM_POD_GRACE_S: '2m' is not a time limit",
-        ),
-        (
-            slurm_time_left,
-            {"SLURM_JOB_END_TIME": "UNLIMITED"},
-            "SLURM_JOB_END_TIME='UNLIMITED' is not a time",
-        ),
+        (pod_time_left, "STRATAGEM_POD_GRACE_S: '2m' is not a time limit"),
+        (slurm_time_left, "SLURM_JOB_END_TIME='UNLIMITED' is not a time"),
     ],
 )
-def test_time_that_cannot_be_is_refused(monkeypatch, make, variables, words) -> None:
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
+def test_time_that_cannot_be_is_refused(variables, make, words) -> None:
+    variables(STRATAGEM_POD_GRACE_S="2m", SLURM_JOB_END_TIME="UNLIMITED")
     with pytest.raises(ValueError, match=words):
         make()
 

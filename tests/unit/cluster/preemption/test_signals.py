@@ -294,7 +294,7 @@ def code_of(config: TerminationConfig) -> object:
 
 
 @pytest.mark.parametrize(
-    ("variables", "code", "grace_s", "sources"),
+    ("given", "code", "grace_s", "sources"),
     [
         ({}, 42, 0, [SignalSource]),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 42, 0, [SignalSource]),
@@ -303,32 +303,21 @@ def code_of(config: TerminationConfig) -> object:
         (GOOGLE | {"CUDA_VISIBLE_DEVICES": ""}, 143, 0, [GoogleCloudSource, SignalSource]),
     ],
 )
-def test_environment_fills_in_missing_values(
-    monkeypatch, variables, code, grace_s, sources
-) -> None:
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
+def test_environment_fills_in_missing_values(variables, given, code, grace_s, sources) -> None:
+    variables(**given)
     config = TerminationConfig().for_environment()
     assert code_of(config) == code
     assert config.grace_period == grace_s
     assert [type(source) for source in config.sources or ()] == sources
-    assert config.termination_watcher_fn is None
-    assert config.save_fn is None
+    assert (config.termination_watcher_fn, config.save_fn) == (None, None)
 
 
-@pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_ID": "7"}, GOOGLE])
-def test_chosen_values_are_kept(monkeypatch, variables) -> None:
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
-
-    def leave() -> None:
-        raise SystemExit(7)
-
-    def save() -> None: ...
-
-    given = TerminationConfig(lambda: True, leave, 5.0, save)
-    config = given.for_environment()
-    assert config == given
+@pytest.mark.parametrize("given", [{}, {"SLURM_JOB_ID": "7"}, GOOGLE])
+def test_chosen_values_are_kept(variables, given) -> None:
+    variables(**given)
+    chosen = TerminationConfig(lambda: True, lambda: sys.exit(7), 5.0, print)
+    config = chosen.for_environment()
+    assert config == chosen
     assert code_of(config) == 7
     # The function alone is listened to, as in TensorFlow: SIGTERM ends the program as ever.
     with config.source() as source:
@@ -402,29 +391,27 @@ def test_training_continues_until_the_earliest_grace_period_ends(
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("name", "value", "error", "words"),
     [
         *(
-            ({"grace_period": time_s}, ValueError, "is out of range")
+            ("grace_period", time_s, ValueError, "is out of range")
             for time_s in (-1, -0.001, float("nan"), float("inf"))
         ),
         *(
-            ({"poll_interval_s": time_s}, ValueError, "is out of range")
+            ("poll_interval_s", time_s, ValueError, "is out of range")
             for time_s in (0, -1, float("inf"))
         ),
-        ({"grace_period": "60"}, TypeError, "is of type str"),
-        ({"poll_interval_s": None}, TypeError, "is of type NoneType"),
+        ("grace_period", "60", TypeError, "is of type str"),
+        ("poll_interval_s", None, TypeError, "is of type NoneType"),
         *(
-            ({name: 42}, TypeError, "is of type int")
+            (name, 42, TypeError, "is of type int")
             for name in ("termination_watcher_fn", "exit_fn", "save_fn")
         ),
     ],
-    ids=str,
 )
-def test_value_that_cannot_be_is_refused(given, error, words) -> None:
-    ((name, value),) = given.items()
+def test_value_that_cannot_be_is_refused(name, value, error, words) -> None:
     with pytest.raises(error, match=rf"{name}={value!r} {words}"):
-        TerminationConfig(**given)
+        TerminationConfig(**{name: value})
     with pytest.raises(ValueError, match="The list of notice sources is empty"):
         TerminationConfig(sources=()).source()
 

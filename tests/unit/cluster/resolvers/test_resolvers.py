@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from typing import Any
 
 import pytest
 
@@ -40,21 +41,13 @@ class _HttpError(Exception):
 
 
 class _Service:
-    """A fake of the TPU API, with one TPU or an error."""
+    """A fake of the TPU API, with one TPU or an error; each call gives this one again."""
 
     def __init__(self, node: dict | None = None, *, status: int = 404) -> None:
         self.node = node
         self.status = status
         self.asked = ""
-
-    def projects(self) -> _Service:
-        return self
-
-    def locations(self) -> _Service:
-        return self
-
-    def nodes(self) -> _Service:
-        return self
+        self.projects = self.locations = self.nodes = lambda: self
 
     def get(self, *, name: str) -> _Service:
         self.asked = name
@@ -145,38 +138,6 @@ def test_name_is_found_in_the_environment(variables) -> None:
     variables(TPU_NAME="my-tpu")
     TPUClusterResolver(service=service).cluster_spec()
     assert service.asked == "projects/p/locations/z/nodes/my-tpu"
-
-
-@pytest.mark.parametrize(
-    "node",
-    [{**_NODE, "state": "CREATING"}, {**_NODE, "health": "UNHEALTHY_TENSORFLOW"}, {}],
-)
-def test_tpu_that_is_not_healthy_is_refused(node) -> None:
-    with pytest.raises(RuntimeError, match="TPU 'my-tpu' is not ready or not healthy; state: "):
-        _named(node).cluster_spec()
-
-
-def test_tpu_that_does_not_exist_is_not_found() -> None:
-    with pytest.raises(NotFoundError, match=f"There is no TPU {_NAME}"):
-        _named().cluster_spec()
-    with pytest.raises(_HttpError, match="403"):
-        _named(service=_Service(status=403)).cluster_spec()
-
-
-def test_without_a_name_there_is_no_tpu() -> None:
-    with pytest.raises(
-        NotFoundError, match="No TPU is specified, and this machine is not a TPU host"
-    ):
-        TPUClusterResolver()
-    with pytest.raises(NotFoundError, match="No TPU is specified"):
-        TPUClusterResolver.connect()
-
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_configuration_of_another_form_is_refused(variables, text) -> None:
-    variables(TPU_CONFIG=text)
-    with pytest.raises(ValueError, match=r"is not a JSON object(?s:.)*tpu_node_name"):
-        TPUClusterResolver()
 
 
 def test_host_of_a_tpu_knows_the_others(variables) -> None:
@@ -310,34 +271,34 @@ def test_arguments_and_settings_win(variables) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("given", "message"),
     [
         ("{", "TF_CONFIG is not JSON(?s:.)*write it with json.dumps"),
-        ("[1]", r"TF_CONFIG is a list: '\[1\]'"),
-        ('{"cluster": {"worker": "a:1"}}', "TF_CONFIG, part 'cluster': The tasks of job 'worker'"),
-        ('{"cluster": ["a:1"]}', "TF_CONFIG, part 'cluster': cluster="),
-        ('{"task": {"index": 0}}', "TF_CONFIG, part 'task': {'index': 0} has no type"),
-        ('{"task": "worker"}', "TF_CONFIG, part 'task': 'worker' has no type"),
-        ('{"task": {"type": "worker", "index": "x"}}', "TF_CONFIG, part 'task': Task index 'x'"),
-        ('{"task": {"type": "worker", "index": null}}', "TF_CONFIG, part 'task': Task index None"),
+        ([1], r"TF_CONFIG is a list: '\[1\]'"),
+        ({"cluster": {"worker": "a:1"}}, "TF_CONFIG, part 'cluster': The tasks of job 'worker'"),
+        ({"cluster": ["a:1"]}, "TF_CONFIG, part 'cluster': cluster="),
+        ({"task": {"index": 0}}, "TF_CONFIG, part 'task': {'index': 0} has no type"),
+        ({"task": "worker"}, "TF_CONFIG, part 'task': 'worker' has no type"),
+        ({"task": {**_WORKER_0, "index": "x"}}, "TF_CONFIG, part 'task': Task index 'x'"),
+        ({"task": {**_WORKER_0, "index": None}}, "TF_CONFIG, part 'task': Task index None"),
         (
-            json.dumps({"cluster": _WORKERS, "task": {"type": "worker", "index": 2}}),
+            {"cluster": _WORKERS, "task": {"type": "worker", "index": 2}},
             r"TF_CONFIG, part 'task': index 2 is outside the job 'worker'(?s:.)*one of \[0, 1\]",
         ),
+        ({"cluster": _WORKERS}, "TF_CONFIG has a cluster of several tasks, but no complete task"),
     ],
 )
-def test_part_that_is_wrong_is_named(variables, text, message) -> None:
-    variables(TF_CONFIG=text)
+def test_part_that_is_wrong_is_named(variables, given, message) -> None:
+    variables(TF_CONFIG=given if isinstance(given, str) else json.dumps(given))
     with pytest.raises(ValueError, match=message):
-        TFConfigClusterResolver()
-
-
-def test_cluster_without_a_task_has_no_master(variables) -> None:
-    variables(TF_CONFIG=json.dumps({"cluster": _WORKERS}))
-    with pytest.raises(
-        ValueError, match="TF_CONFIG has a cluster of several tasks, but no complete task"
-    ):
         TFConfigClusterResolver().master()
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_configuration_of_a_tpu_of_another_form_is_refused(variables, text) -> None:
+    variables(TPU_CONFIG=text)
+    with pytest.raises(ValueError, match=r"is not a JSON object(?s:.)*tpu_node_name"):
+        TPUClusterResolver()
 
 
 # Pods from a fake Kubernetes client.
@@ -430,6 +391,38 @@ def test_client_is_made_where_the_process_runs(monkeypatch, location, loaded) ->
 
 
 @pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        *(
+            (_named(node).cluster_spec, RuntimeError, "'my-tpu' is not ready or not healthy; state")
+            for node in (
+                {**_NODE, "state": "CREATING"},
+                {**_NODE, "health": "UNHEALTHY_TENSORFLOW"},
+                {},
+            )
+        ),
+        (_named().cluster_spec, NotFoundError, f"There is no TPU {_NAME}"),
+        (_named(service=_Service(status=403)).cluster_spec, _HttpError, "403"),
+        (
+            TPUClusterResolver,
+            NotFoundError,
+            "No TPU is specified, and this machine is not a TPU host",
+        ),
+        (TPUClusterResolver.connect, NotFoundError, "No TPU is specified"),
+        (
+            lambda: KubernetesClusterResolver(override_client=_Client(), executable_location=0),
+            ValueError,
+            r"executable_location=0.(?s:.)*WITHIN_CLUSTER or OFF_CLUS",
+        ),
+    ],
+    ids=["creating", "unhealthy", "empty", "absent", "refused", "no name", "no target", "place"],
+)
+def test_what_cannot_be_found_is_refused(make, error, words) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
     ("module", "make", "words"),
     [
         (
@@ -452,14 +445,6 @@ def test_library_that_is_missing_is_named(monkeypatch, module, make, words) -> N
         make()
 
 
-def test_other_location_is_refused() -> None:
-    assert [location.value for location in KubernetesExecutableLocation] == [0, 1]
-    with pytest.raises(
-        ValueError, match=r"executable_location=0.(?s:.)*WITHIN_CLUSTER or OFF_CLUS"
-    ):
-        KubernetesClusterResolver(override_client=_Client(), executable_location=0)
-
-
 # Instance groups from a fake compute API.
 
 
@@ -477,23 +462,10 @@ class _Compute:
     def __init__(self, *pages: dict[str, str]) -> None:
         self.pages = pages
         self.asked: list[dict] = []
+        self.instanceGroups = self.instances = lambda: self
 
-    def instanceGroups(self) -> _Compute:  # noqa: N802
-        return self
-
-    def instances(self) -> _Compute:
-        return self
-
-    def listInstances(  # noqa: N802
-        self,
-        *,
-        project: str,
-        zone: str,
-        instanceGroup: str,  # noqa: N803
-        body: dict,
-        orderBy: str,  # noqa: N803
-    ) -> _Request:
-        self.asked.append({"group": f"{project}/{zone}/{instanceGroup}", **body, "by": orderBy})
+    def listInstances(self, **asked: Any) -> _Request:  # noqa: N802
+        self.asked.append(asked)
         return self._page(0)
 
     def listInstances_next(  # noqa: N802
@@ -517,7 +489,9 @@ def test_running_instances_of_all_pages_are_sorted() -> None:
     service = _Compute({"b": "10.0.0.2", "a": "10.0.0.3"}, {}, {"c": "10.0.0.1"})
     resolver = GCEClusterResolver("p", "z", "g", 8470, task_id="2", service=service)
     assert resolver.cluster_spec() == {"worker": [f"10.0.0.{n}:8470" for n in (1, 2, 3)]}
-    assert service.asked == [{"group": "p/z/g", "instanceState": "RUNNING", "by": "name"}]
+    group = {"project": "p", "zone": "z", "instanceGroup": "g"}
+    running = {"body": {"instanceState": "RUNNING"}, "orderBy": "name"}
+    assert service.asked == [group | running]
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 2, "grpc")
     assert resolver.master() == "grpc://10.0.0.3:8470"
     assert resolver.master("worker", 0, "http") == "http://10.0.0.1:8470"

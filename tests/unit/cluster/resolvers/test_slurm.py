@@ -112,12 +112,6 @@ def test_hosts_stay_in_slurm_s_order(variables) -> None:
         assert spec.job_tasks("worker") == [f"n{n}:8888" for n in range(1, 11)]
 
 
-def test_ranks_that_do_not_go_up_host_by_host_are_refused(variables) -> None:
-    variables(**_step(1, 4, "n[1-2]", "2(x2)"), SLURMD_NODENAME="n2")
-    with pytest.raises(RuntimeError, match="Task 1 runs on n2, but counting host by host"):
-        SlurmClusterResolver()
-
-
 def test_gpus_of_the_environment_are_dealt_out_by_their_names(variables) -> None:
     variables(**_step(3, 4, "n[1-2]", "2(x2)"), CUDA_VISIBLE_DEVICES="3,5,6,7")
     for _ in range(2):
@@ -138,34 +132,53 @@ def test_hosts_with_fewer_gpus_than_tasks_are_left_as_they_are(variables) -> Non
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
 
 
-@pytest.mark.parametrize("missing", sorted(_step(0, 1, "n1", "1")))
-def test_variable_that_is_missing_is_named(variables, missing) -> None:
-    step = _step(0, 1, "n1", "1")
-    del step[missing]
-    variables(**step)
-    with pytest.raises(RuntimeError, match=rf"{missing} not found in environment(?s:.)*with srun"):
-        SlurmClusterResolver()
+_TWO = _step(0, 2, "n1", "2")
 
 
 @pytest.mark.parametrize(
     ("step", "arguments", "error", "message"),
     [
-        (_step(0, 2, "n1", "2"), {"jobs": {"worker": 3}}, RuntimeError, "Requested 3 tasks"),
+        (_TWO, {"jobs": {"worker": 3}}, RuntimeError, "Requested 3 tasks"),
         (_step(2, 2, "n1", "2"), {}, RuntimeError, "SLURM_PROCID=2, but 2 were assigned"),
         (
-            _step(0, 2, "n1", "2"),
+            _TWO,
             {"gpus_per_node": 3, "gpus_per_task": 2},
             RuntimeError,
             "Requested more GPUs per node than available: 2 tasks with 2 GPUs, of 3",
+        ),
+        # Ranks must go up host by host.
+        (
+            {**_step(1, 4, "n[1-2]", "2(x2)"), "SLURMD_NODENAME": "n2"},
+            {},
+            RuntimeError,
+            "Task 1 runs on n2, but counting host by host",
+        ),
+        *(
+            (
+                {name: text for name, text in _TWO.items() if name != missing},
+                {},
+                RuntimeError,
+                rf"{missing} not found in environment(?s:.)*with srun",
+            )
+            for missing in _TWO
         ),
         (_step(0, 2, "n[1-2", "2"), {}, ValueError, "Invalid hostlist format"),
         (_step(0, 2, "n1", "2(x"), {}, ValueError, "Invalid tasks-per-node list format"),
         (_step(0, 2, "n[1-2]", "2"), {}, ValueError, "SLURM_STEP_NODELIST names 2 hosts, SLURM"),
         (
-            {**_step(0, 2, "n1", "2"), "SLURM_PROCID": "first"},
+            {**_TWO, "SLURM_PROCID": "first"},
             {},
             ValueError,
             "Environment variable SLURM_PROCID: Task index 'first' is invalid",
+        ),
+        *(
+            (
+                {**_TWO, "STRATAGEM_SLURM_JOBS": text},
+                {},
+                ValueError,
+                r"STRATAGEM_SLURM_JOBS=.* is malformed(?s:.)*pass jobs",
+            )
+            for text in ("worker", "worker=", "chief=1;worker=2", "worker=1,worker=1")
         ),
     ],
 )
@@ -195,10 +208,3 @@ def test_heterogeneous_step_has_the_roles_of_the_environment(variables) -> None:
         "ps": ["node1:8889"],
         "worker": ["node2:8888", "node2:8889", "node3:8888"],
     }
-
-
-@pytest.mark.parametrize("text", ["worker", "worker=", "chief=1;worker=2", "worker=1,worker=1"])
-def test_roles_that_cannot_be_read_are_refused(variables, text) -> None:
-    variables(**_step(0, 2, "n1", "2"), STRATAGEM_SLURM_JOBS=text)
-    with pytest.raises(ValueError, match=r"STRATAGEM_SLURM_JOBS=.* is malformed(?s:.)*pass jobs"):
-        SlurmClusterResolver()
