@@ -32,8 +32,7 @@ class FakeDevice:
         return self.stats
 
 
-@pytest.fixture
-def lines() -> list[list[str]]:
+def _cells() -> list[list[str]]:
     """The cells of each line that is a row of a table."""
     result = CliRunner().invoke(main, ["devices"], env={"COLUMNS": "200"}, catch_exceptions=False)
     assert result.exit_code == 0
@@ -41,17 +40,18 @@ def lines() -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
 
 
-def test_every_local_device_has_a_row(lines) -> None:
-    rows = {cells[0]: cells[1] for cells in lines}
-    for index, device in enumerate(jax.local_devices()):
-        assert rows[f"{device.platform}:{index}"] == device.device_kind
+_NAMES = [f"{device.platform}:{index}" for index, device in enumerate(jax.local_devices())]
 
 
-def test_strategies_show_their_replicas_and_devices(lines) -> None:
-    rows = {cells[0]: cells[1:] for cells in lines}
-    names = [f"{device.platform}:{index}" for index, device in enumerate(jax.local_devices())]
-    assert rows["MirroredStrategy()"] == [str(jax.local_device_count()), ", ".join(names)]
-    assert rows[f'OneDeviceStrategy("{names[0]}")'] == ["1", names[0]]
+def test_every_local_device_has_a_row() -> None:
+    rows = {cells[0]: cells[1] for cells in _cells()}
+    assert [rows[name] for name in _NAMES] == [one.device_kind for one in jax.local_devices()]
+
+
+def test_strategies_show_their_replicas_and_devices() -> None:
+    rows = {cells[0]: cells[1:] for cells in _cells()}
+    assert rows["MirroredStrategy()"] == [str(jax.local_device_count()), ", ".join(_NAMES)]
+    assert rows[f'OneDeviceStrategy("{_NAMES[0]}")'] == ["1", _NAMES[0]]
     assert rows["none (default)"][0] == "1"
 
 
@@ -60,21 +60,16 @@ def test_json_has_the_strategies_as_they_are() -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     values = json.loads(result.stdout)
     assert (values["jax"], values["backend"]) == (jax.__version__, jax.default_backend())
-    names = [f"{device.platform}:{index}" for index, device in enumerate(jax.local_devices())]
-    assert [one["name"] for one in values["devices"]] == names
+    assert [one["name"] for one in values["devices"]] == _NAMES
+    found = {one["strategy"]: (one["num_replicas"], one["devices"]) for one in values["strategies"]}
+    named = dict(zip(jax.local_devices(), _NAMES, strict=True))
     made = {
-        f'OneDeviceStrategy("{names[0]}")': sg.OneDeviceStrategy(names[0]),
+        f'OneDeviceStrategy("{_NAMES[0]}")': sg.OneDeviceStrategy(_NAMES[0]),
         "MirroredStrategy()": sg.MirroredStrategy(),
     }
-    named = dict(zip(jax.local_devices(), names, strict=True))
-    assert {
-        one["strategy"]: (one["num_replicas"], one["devices"]) for one in values["strategies"]
-    } == {
-        call: (
-            strategy.num_replicas_in_sync,
-            [named[device] for device in strategy.extended.worker_devices],
-        )
-        for call, strategy in made.items()
+    assert found == {
+        call: (one.num_replicas_in_sync, [named[each] for each in one.extended.worker_devices])
+        for call, one in made.items()
     }
 
 
@@ -85,7 +80,7 @@ def test_keras_is_not_loaded() -> None:
     assert run_fresh(program)[-1] == "False"
 
 
-def test_devices_are_counted_by_platform_and_memory_where_it_is_known(monkeypatch) -> None:
+def test_memory_is_shown_where_the_platform_counts_it(monkeypatch) -> None:
     made = [FakeDevice(stats={"bytes_limit": 3 * 2**29}), FakeDevice(), FakeDevice("cpu")]
     monkeypatch.setattr(finding, "local_devices", lambda: made)
     found = [

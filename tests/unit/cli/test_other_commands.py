@@ -331,26 +331,17 @@ def test_self_test_is_a_topic_and_its_failure_an_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_env_is_a_table() -> None:
-    finished = _run("env")
-    assert finished.returncode == 0
-    assert finished.stdout.startswith("| | |\n|---|---|\n| system |")
-    assert "| keras | " in finished.stdout
-
-
-@pytest.mark.slow
-def test_env_is_json() -> None:
-    finished = _run("env", "--json")
-    values = json.loads(finished.stdout)
-    assert finished.returncode == 0
-    assert values["devices"]
-    assert values["versions"]["keras"]
+def test_env_is_a_table_or_json() -> None:
+    table, values = _run("env"), _run("env", "--json")
+    assert (table.returncode, values.returncode) == (0, 0)
+    assert table.stdout.startswith("| | |\n|---|---|\n| system |")
+    assert "| keras | " in table.stdout
+    found = json.loads(values.stdout)
+    assert found["devices"]
+    assert found["versions"]["keras"]
 
 
 # Completion in the shell, by click's variable.
-
-RUNNER = CliRunner()
-
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
@@ -368,7 +359,7 @@ def test_commands_options_and_values_are_completed(typed, completed) -> None:
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split(" ")) - 1),
     }
-    result = RUNNER.invoke(main, [], env=variables, prog_name="stratagem")
+    result = CliRunner().invoke(main, [], env=variables, prog_name="stratagem")
     assert [line.partition(",")[2] for line in result.stdout.splitlines()] == completed
 
 

@@ -64,12 +64,13 @@ def test_options_name_the_task(served, monkeypatch) -> None:
 
 def test_what_is_wrong_is_a_message(served, monkeypatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    result = _call()
-    assert result.exit_code == 1
-    assert "Error: TF_CONFIG has the cluster" in result.stderr
-    result = _call("--cluster", "{")
-    assert result.exit_code == 2
-    assert "--cluster is not JSON" in result.stderr
+    for arguments, code, words in (
+        ([], 1, "Error: TF_CONFIG has the cluster"),
+        (["--cluster", "{"], 2, "--cluster is not JSON"),
+    ):
+        result = _call(*arguments)
+        assert result.exit_code == code
+        assert words in result.stderr
 
 
 def test_end_by_a_signal_is_in_order(served, monkeypatch) -> None:

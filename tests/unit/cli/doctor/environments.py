@@ -1,4 +1,4 @@
-"""Broken environments for one process: limits, mounts, networks, sockets, and files found first."""
+"""Broken environments for one process: mounts, sockets, and files that it finds first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.multiprocess.namespaces import hosts
-
 SOURCE = Path(__file__).parents[4] / "src"
-_LIMIT_S = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +28,6 @@ class Setup:
 def mounted(script: str) -> list[str]:
     """A command that runs another one after a script, with mounts of its own."""
     return ["unshare", "-m", "sh", "-ec", f'{script}; exec "$@"', "sh"]
-
-
-def limited(script: str) -> list[str]:
-    return ["sh", "-ec", f'{script}; exec "$@"', "sh"]
 
 
 def install(folder: Path, package: str, version: str) -> Path:
@@ -68,19 +61,6 @@ def old_jaxlib(folder: Path) -> Iterator[Setup]:
 
 
 @contextlib.contextmanager
-def lost_host(folder: Path) -> Iterator[Setup]:
-    """A network of two addresses, one of which no machine has."""
-    with hosts(1, "10.94.0") as ((command, own),):
-        yield Setup(variables={"TF_CONFIG": cluster([own, "10.94.0.9:2222"])}, prefix=command)
-
-
-@contextlib.contextmanager
-def host_without_route(folder: Path) -> Iterator[Setup]:
-    with hosts(1, "10.95.0") as ((command, own),):
-        yield Setup(variables={"TF_CONFIG": cluster([own, "10.96.0.1:2222"])}, prefix=command)
-
-
-@contextlib.contextmanager
 def with_another_task(variables: Mapping[str, str]) -> Iterator[Setup]:
     """A second task with other variables."""
     addresses = [f"127.0.0.1:{closed_port()}" for _ in range(2)]
@@ -99,15 +79,6 @@ def with_another_task(variables: Mapping[str, str]) -> Iterator[Setup]:
     finally:
         other.kill()
         other.wait()
-
-
-@contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[Setup]:
-    """The folder of the run is a file system of 1 MiB that another program has filled."""
-    script = (
-        f"mount -t tmpfs -o size=1m none '{folder}'; cd '{folder}'; head -c 1048576 /dev/zero > x"
-    )
-    yield Setup(prefix=mounted(script))
 
 
 @contextlib.contextmanager

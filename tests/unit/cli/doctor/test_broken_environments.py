@@ -1,7 +1,7 @@
 """Broken environments: `stratagem doctor` names each problem and its fix, and only where it is.
 
-Each environment is made for a process of its own: by limits, mounts, network namespaces, sockets,
-or files that the process finds first. A row says what is not real.
+Each environment is made for a process of its own: by mounts, another task, or files that it finds
+first.
 """
 
 from __future__ import annotations
@@ -18,28 +18,25 @@ from typing import Any
 
 import pytest
 
-from tests.multiprocess.namespaces import can_make_hosts
 from tests.unit.cli.doctor import environments
 
 pytestmark = pytest.mark.slow
 
 _LIMIT_S = 120
-_CANNOT_MOUNT = "needs root, to mount in a namespace"
-_CANNOT_MAKE_HOSTS = "needs root and iproute2, to make network namespaces"
 
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
     """A row: an environment, and the words of its finding and of the fix.
 
-    `level` "error" means exit code 1, "warning" 0. `needs` names what cannot be made everywhere.
+    `level` "error" means exit code 1, "warning" 0. What `needs_mount` cannot be made everywhere.
     """
 
     make: Callable[[Path], contextlib.AbstractContextManager[environments.Setup]]
     text: tuple[str, ...]
     fix: tuple[str, ...]
     level: str = "error"
-    needs: str = ""
+    needs_mount: bool = False
 
 
 def _run(setup: environments.Setup, home: Path) -> tuple[int, list[dict[str, Any]]]:
@@ -72,7 +69,6 @@ def _matching(findings: Sequence[Mapping[str, str]], row: Broken) -> list[Mappin
     return [one for one in findings if all(words in one["text"] for words in row.text)]
 
 
-_MOUNT, _HOSTS = "mount", "hosts"
 _ROWS = {
     "wrong jaxlib stops jax": Broken(
         environments.old_jaxlib,
@@ -84,19 +80,7 @@ _ROWS = {
         ("/dev/shm has 64 KiB",),
         ("--shm-size", "medium: Memory"),
         "warning",
-        _MOUNT,
-    ),
-    "host that is away": Broken(
-        environments.lost_host,
-        ("worker 1 at 10.94.0.9:2222 cannot be reached",),
-        ("ip ",),
-        needs=_HOSTS,
-    ),
-    "host without a route": Broken(
-        environments.host_without_route,
-        ("worker 1 at 10.96.0.1:2222 cannot be reached", "no route"),
-        ("route",),
-        needs=_HOSTS,
+        needs_mount=True,
     ),
     "other settings on another host": Broken(
         lambda _: environments.with_another_task({"JAX_ENABLE_X64": "1"}),
@@ -104,30 +88,18 @@ _ROWS = {
         ("alike on all hosts",),
         "warning",
     ),
-    "disk full": Broken(
-        environments.full_disk,
-        ("disk-full0 has 0 KiB free",),
-        ("remove files", "TMPDIR"),
-        needs=_MOUNT,
-    ),
     "disk full of files": Broken(
         environments.full_of_files,
         ("disk-full-of-files0 has room for", "inodes"),
         ("df -i",),
-        needs=_MOUNT,
-    ),
-    "low file limit": Broken(
-        environments.of(prefix=environments.limited("ulimit -Sn 256")),
-        ("may open 256 files",),
-        ("ulimit -n",),
-        "warning",
+        needs_mount=True,
     ),
     "read-only compilation cache": Broken(
         environments.read_only_cache,
         ("JAX_COMPILATION_CACHE_DIR cannot be written", "read-only"),
         ("mount it writable",),
         "warning",
-        _MOUNT,
+        needs_mount=True,
     ),
 }
 
@@ -158,10 +130,8 @@ def test_problem_is_named_with_its_fix(
     name: str, sound: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     row = _ROWS[name]
-    if row.needs == _MOUNT and not environments.can_mount():
-        pytest.skip(_CANNOT_MOUNT)
-    if row.needs == _HOSTS and not can_make_hosts():
-        pytest.skip(_CANNOT_MAKE_HOSTS)
+    if row.needs_mount and not environments.can_mount():
+        pytest.skip("needs root, to mount in a namespace")
     home = tmp_path_factory.mktemp("home")
     with row.make(tmp_path_factory.mktemp(name.replace(" ", "-"))) as setup:
         code, findings = _run(setup, home)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,7 @@ def test_without_container_the_machine_counts(tmp_path: Path) -> None:
     limits = read_limits(tmp_path)
     assert limits.num_cores == len(os.sched_getaffinity(0))
     assert limits.memory_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert limits.max_open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     status = os.statvfs(os.getcwd())
     assert limits.free_bytes[os.getcwd()] == pytest.approx(
         status.f_bavail * status.f_frsize, rel=0.2
