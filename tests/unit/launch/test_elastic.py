@@ -48,20 +48,15 @@ def test_wrong_configuration_is_refused(arguments, error, words) -> None:
         sg.ElasticConfig(*arguments)
 
 
-def test_where_nobody_knows_as_many_start_as_are_wanted() -> None:
-    unknown = Discovery(sg.ElasticConfig(2, 4), 4)
-    assert unknown.num_workers() is None
-    assert unknown.wait(3, lambda: False) == 3
-
-
-def test_as_many_start_as_can_run_when_they_are_enough() -> None:
+def test_as_many_start_as_can_run_when_they_are_enough(monkeypatch) -> None:
     assert discovery(0, 1, 3).wait(4, lambda: False) == 3
     assert discovery(9).wait(2, lambda: False) == 4
-
-
-def test_function_is_not_asked_all_the_time(monkeypatch) -> None:
+    assert discovery(0).wait(4, lambda: True) == 0  # the waiting has become useless
+    unknown = Discovery(sg.ElasticConfig(2, 4), 4)  # where nobody knows, as many as are wanted
+    assert unknown.num_workers() is None
+    assert unknown.wait(3, lambda: False) == 3
     monkeypatch.setattr(elastic, "_DISCOVER_EVERY_S", 1000.0)
-    once = discovery(3, 4)
+    once = discovery(3, 4)  # the function is not asked all the time
     assert [once.num_workers() for _ in range(3)] == [3, 3, 3]
 
 
@@ -73,10 +68,6 @@ def test_too_few_for_too_long_are_named_with_the_setting(monkeypatch) -> None:
     )
     with pytest.raises(UnavailableError, match=words):
         discovery(1, least=3).wait(4, lambda: False)
-
-
-def test_waiting_ends_when_it_has_become_useless() -> None:
-    assert discovery(0).wait(4, lambda: True) == 0
 
 
 def test_training_follows_the_workers_that_there_are(script, capfd) -> None:

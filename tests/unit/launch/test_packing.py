@@ -127,14 +127,6 @@ def test_captured_object_of_this_process_is_named_with_the_fix(monkeypatch, make
         pack_function_call(session.work, (), {})
 
 
-def test_argument_is_named(monkeypatch) -> None:
-    session = _session(monkeypatch, "def work(*args, **kwargs):\n    pass\n")
-    with pytest.raises(TypeError, match=r"^Argument 'opened' of work, of type"):
-        pack_function_call(session.work, (1,), {"opened": sys.stdout})
-    with pytest.raises(TypeError, match=r"^Argument 1 of work, of type"):
-        pack_function_call(session.work, (1, sys.stdout), {})
-
-
 def test_script_that_cannot_be_read_has_no_guard(tmp_path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("if __name__ ==")

@@ -269,20 +269,21 @@ def test_collectives_by_name(name, expected) -> None:
     assert is_collective(name) is expected
 
 
-def test_trace_without_operations_is_an_error(tmp_path) -> None:
-    path = write(tmp_path / "vm.xplane.pb", cpu_trace([step(0, 10)], []))
-    with pytest.raises(
-        ValueError, match=r"lists no operations of a device\.\nExpected an \.xplane"
-    ):
-        read_trace(path)
-
-
 @pytest.mark.parametrize(
-    "content", [b"\xff\xff\xff", two_steps()[:-20]], ids=["no trace", "cut off"]
+    ("content", "words"),
+    [
+        (
+            cpu_trace([step(0, 10)], []),
+            r"lists no operations of a device\.\nExpected an \.xplane",
+        ),
+        (b"\xff\xff\xff", "cannot be read as a trace"),
+        (two_steps()[:-20], "cannot be read as a trace"),
+    ],
+    ids=["no operations", "no trace", "cut off"],
 )
-def test_damaged_file_is_an_error(content, tmp_path) -> None:
+def test_file_that_is_no_trace_is_an_error(content, words, tmp_path) -> None:
     path = write(tmp_path / "vm.xplane.pb", content)
-    with pytest.raises(ValueError, match="cannot be read as a trace"):
+    with pytest.raises(ValueError, match=words):
         read_trace(path)
 
 

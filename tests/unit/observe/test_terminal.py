@@ -152,19 +152,16 @@ def test_running_worker_says_when_it_was_heard() -> None:
     assert row(text, "worker 0")[1:5] == ["running", "1", "4 s ago", "-"]
 
 
-def test_launcher_has_no_row_and_restarts_are_counted() -> None:
-    text = framed(gang_restart(), 78)
-    assert "launcher" not in text
-    assert ", 1 restart\n" in text
-
-
 @pytest.mark.parametrize("loss", [1.0, None])
 def test_value_that_is_not_finite_is_named(loss) -> None:
     text = framed(run(process("worker 0", 0, progress(5, 1, loss=loss))), 6)
     assert ("not finite" in text) is (loss is None)
 
 
-def test_only_some_of_many_workers_have_a_row() -> None:
+def test_launcher_has_no_row_and_only_some_of_many_workers_have_one() -> None:
+    text = framed(gang_restart(), 78)
+    assert "launcher" not in text
+    assert ", 1 restart\n" in text
     text = framed(run(*(process(f"worker {index}", 0) for index in range(40))), 5)
     assert "and 8 more" in text
     assert text.count("│ starting") == 32

@@ -14,6 +14,7 @@ import types
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.job_submission import JobStatus
@@ -378,39 +379,12 @@ def test_log_of_a_job_that_ended_meanwhile_is_read_to_its_end(tmp_path, capsys) 
         follow(jobs, "job", "n", JobOutput([]))
 
 
-def test_job_can_be_left() -> None:
-    jobs = Logged([["Runtime env"]], "RUNNING")
-    assert follow(jobs, "job", "n", JobOutput([]), lambda: True) is None
+def test_job_that_was_stopped_has_an_exit_code_and_any_can_be_left() -> None:
+    def followed(state: str, *is_left: Any) -> JobResult | None:
+        return follow(Logged([["Runtime env"]], state), "job", "n", JobOutput([]), *is_left)
 
-
-def test_job_that_was_stopped_has_an_exit_code(tmp_path) -> None:
-    jobs = Logged([["Runtime env"]], "STOPPED")
-    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(1, "", "")
-
-
-def test_program_that_cannot_be_started_says_why() -> None:
-    jobs = Logged([["Runtime env is setting up.\nNo module named stratagem\n"]], "FAILED")
-    with pytest.raises(UnavailableError, match="could not start the program") as raised:
-        follow(jobs, "job", "n", JobOutput([]))
-    assert "No module named stratagem" in str(raised.value)
-
-
-def test_cluster_that_is_silent_for_too_long_is_lost(monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.05")
-    jobs = Logged([[None]] * 1000, None)
-    with pytest.raises(UnavailableError, match="has not responded about job job") as raised:
-        follow(jobs, "job", "n", JobOutput([]))
-    assert "STRATAGEM_PEER_TIMEOUT_S" in str(raised.value)
-
-
-@pytest.mark.parametrize("reading", [[""], [None], ["", None], ["Runtime env\n"]])
-def test_job_that_does_not_start_is_lost(monkeypatch, reading) -> None:
-    """The head also answers for jobs that no machine can start."""
-    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
-    jobs = Logged([reading] * 10_000, "PENDING")
-    with pytest.raises(UnavailableError, match=r"has not started for 0\.3 s") as raised:
-        follow(jobs, "job", "n", JobOutput([]))
-    assert "STRATAGEM_JOIN_TIMEOUT_S" in str(raised.value)
+    assert followed("STOPPED") == JobResult(1, "", "")
+    assert followed("RUNNING", lambda: True) is None
 
 
 def test_job_that_starts_late_is_waited_for(monkeypatch, tmp_path) -> None:
@@ -428,6 +402,50 @@ class Quiet(Logged):
             assert text is not None
             yield text
         await asyncio.sleep(60.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "readings", "state", "words"),
+    [
+        (
+            Logged,
+            [["Runtime env is setting up.\nNo module named stratagem\n"]],
+            "FAILED",
+            r"could not start the program(?s:.)*No module named stratagem",
+        ),
+        (
+            Logged,
+            [[None]] * 1000,
+            None,
+            r"has not responded about job job(?s:.)*STRATAGEM_PEER_TIMEOUT_S",
+        ),
+        # The head also answers for jobs that no machine can start.
+        *(
+            (
+                Logged,
+                [reading] * 10_000,
+                "PENDING",
+                r"has not started for 0\.3 s(?s:.)*STRATAGEM_JOIN_TIMEOUT_S",
+            )
+            for reading in ([""], [None], ["", None], ["Runtime env\n"])
+        ),
+        # The program was stopped after its first frames: its cluster answers.
+        (
+            Quiet,
+            None,
+            "RUNNING",
+            r"no heartbeat for 0\.4 s(?s:.)*twice STRATAGEM_PEER_TIMEOUT_S",
+        ),
+    ],
+    ids=["cannot start", "silent", *(f"pending {number}" for number in range(4)), "stopped"],
+)
+def test_job_that_is_lost_is_named(monkeypatch, tmp_path, kind, readings, state, words) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.2")
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
+    frames = (("heartbeat", "", ""), ("started", "", ""), ("out", "1\n", ""))
+    readings = readings or [[_log(tmp_path / "log", *frames)]]
+    with pytest.raises(UnavailableError, match=words):
+        follow(kind([*readings], state), "job", "n", JobOutput([]))
 
 
 def _last_of(jobs: Logged) -> object:
@@ -456,13 +474,3 @@ def test_quiet_connection_is_made_again() -> None:
         while "again" not in found:
             found.append(log.get(timeout=120.0))
     assert "first" in found
-
-
-def test_program_that_was_stopped_is_lost(monkeypatch, tmp_path) -> None:
-    """Its cluster answers, and its machine is there."""
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.2")
-    text = _log(tmp_path / "log", ("heartbeat", "", ""), ("started", "", ""), ("out", "1\n", ""))
-    jobs = Quiet([[text]], "RUNNING")
-    with pytest.raises(UnavailableError, match=r"no heartbeat for 0\.4 s") as raised:
-        follow(jobs, "job", "n", JobOutput([]))
-    assert "twice STRATAGEM_PEER_TIMEOUT_S" in str(raised.value)

@@ -134,35 +134,29 @@ def test_program_that_is_killed_leaves_nothing_that_works(tmp_path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_token_is_made_once(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def no_token(monkeypatch, tmp_path) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what is set meanwhile is gone at the end
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_token")
+def test_token_is_made_once_and_for_those_who_want_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray_cluster.make_token()
     assert not has_token()
+    monkeypatch.delenv("RAY_AUTH_MODE")
     ray_cluster.make_token()
     token = tmp_path.joinpath(".ray", "auth_token").read_text()
     assert has_token()
     ray_cluster.make_token()
     assert tmp_path.joinpath(".ray", "auth_token").read_text() == token
-
-
-def test_token_of_a_home_that_cannot_be_written_is_in_the_environment(monkeypatch) -> None:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "")  # which is none, and set again at the end
-    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    # Of a home that cannot be written, it is in the environment.
     monkeypatch.setenv("HOME", "/proc/no-such-folder")
     ray_cluster.make_token()
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
-
-
-def test_no_token_is_made_for_who_wants_none(tmp_path, monkeypatch) -> None:
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    ray_cluster.make_token()
-    assert not has_token()
 
 
 def test_client_of_ray_is_refused(monkeypatch) -> None:

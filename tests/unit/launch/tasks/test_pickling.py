@@ -58,18 +58,6 @@ def test_innermost_object_is_found_with_its_place(value, place) -> None:
     assert found[1] is LOCK
 
 
-def test_variable_of_a_function_is_named() -> None:
-    lock = LOCK
-
-    def step() -> Any:
-        return lock
-
-    assert set(captured_values(step)) == {"Variable 'lock'"}
-    found = find_unpicklable({"the function": step})
-    assert found is not None
-    assert (found[0], found[1] is LOCK) == ("Variable 'lock' of the function", True)
-
-
 def test_what_can_be_pickled_has_no_such_place() -> None:
     assert find_unpicklable({"a": [1, {"b": Holder(x=2)}], "f": lambda: 1}) is None
     assert captured_values(3) == {}  # pyright: ignore[reportArgumentType]
