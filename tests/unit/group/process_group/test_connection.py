@@ -113,19 +113,9 @@ def test_idle_connections_are_closed_and_free_their_descriptors(two) -> None:
     assert continues(two)
 
 
-@pytest.mark.parametrize(
-    ("role", "message"),
-    [
-        *((role, b"") for role in ("member 1", "other 1", "")),
-        ("member 0", hello(1, 2)),  # another rank than was proved
-        ("member 1", hello(1, 2, host="h" * 2**20)),
-    ],
-    ids=["member", "other", "nobody", "another rank", "too long"],
-)
-def test_connection_that_says_no_hello_is_closed(two, role, message) -> None:
+@pytest.mark.parametrize("role", ["member 1", "other 1", ""])
+def test_connection_that_says_nothing_is_closed(two, role) -> None:
     with connected(two[0].identity.port, claim=role) as connection:
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(as_bytes(message))
         assert rest_of(connection) == b""
     assert continues(two)
 
@@ -400,26 +390,21 @@ def test_missing_processes_are_told_while_all_join(monkeypatch: pytest.MonkeyPat
 # Encoding of values between processes.
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        -3,
-        2.5,
-        "text: {}",
-        b"\x00\xff",
-        [],
-        [1, [2, "a"]],
-        (1, (2, None)),
-        {"a": (1,), "tuple": [2], "bytes": b"x"},
-    ],
+_PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+_VALUES = st.recursive(
+    _PLAIN | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.sampled_from(["a", "tuple", "bytes", "array", "dict"]), inner)
+    ),
 )
+
+
+@given(_VALUES)
 def test_values_come_back_as_they_were(value) -> None:
-    text = json.dumps(encode(value))
-    back = decode(json.loads(text))
-    assert back == value
-    assert type(back) is type(value)
+    back = decode(json.loads(json.dumps(encode(value))))
+    assert repr(back) == repr(value)  # of the same types, too
 
 
 @pytest.mark.parametrize(

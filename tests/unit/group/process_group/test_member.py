@@ -280,12 +280,6 @@ def test_missing_process_0_is_named(capsys) -> None:
     assert "1 of 2 joined, waiting for worker 0" in capsys.readouterr().err
 
 
-def test_taken_port_raises(members) -> None:
-    port = members[0].identity.port
-    with pytest.raises(ValueError, match=rf"cannot listen on port {port}(?s:.)*free port"):
-        Group(identity(0, 3, port), _LIMITS)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

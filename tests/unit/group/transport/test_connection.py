@@ -36,11 +36,6 @@ from tests.unit.group.transport.cut_connection import CutLine
 Starts = Callable[..., Listener]
 
 
-@pytest.fixture(scope="module")
-def keys() -> ClusterKeys:
-    return ClusterKeys.make()
-
-
 @pytest.fixture
 def listen(keys) -> Iterator[Starts]:
     started: list[Listener] = []

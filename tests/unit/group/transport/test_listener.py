@@ -34,11 +34,6 @@ _LIMIT_S = 120
 _HEADER = b'{"kind":"x","fields":{},"arrays":[]}'
 
 
-@pytest.fixture(scope="module")
-def keys() -> ClusterKeys:
-    return ClusterKeys.make()
-
-
 @pytest.fixture
 def client(keys) -> Iterator[zmq.Socket]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
