@@ -35,11 +35,22 @@ def clock(monkeypatch) -> FakeTime:
     return FakeTime(monkeypatch)
 
 
-def test_wait_for_data_is_input(clock) -> None:
+def test_wait_for_data_is_input_once_and_also_where_the_data_ends(clock) -> None:
     waits = WaitClock()
     with DataWait(waits):
-        clock.now_s += 0.5
-    assert (waits.input_s, waits.peers_s) == (0.5, 0)
+        with DataWait(waits):
+            clock.now_s += 0.5
+        clock.now_s += 0.25
+    assert (waits.input_s, waits.peers_s, waits.waits_for_data) == (0.75, 0, False)
+
+    def end() -> None:
+        with DataWait(waits):
+            clock.now_s += 0.25
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        end()
+    assert waits.input_s == 1.0
 
 
 @pytest.mark.parametrize(("sizes_s", "expected"), [(0.3, (0.2, 0.3)), (9.0, (0.0, 0.5))])
@@ -52,29 +63,6 @@ def test_wait_for_the_sizes_of_others_is_none_for_own_data(clock, sizes_s, expec
     assert (waits.input_s, waits.peers_s) == pytest.approx(expected)
 
 
-def test_data_that_ends_while_it_is_waited_for_counts(clock) -> None:
-    waits = WaitClock()
-
-    def end() -> None:
-        with DataWait(waits):
-            clock.now_s += 0.25
-            raise StopIteration
-
-    with pytest.raises(StopIteration):
-        end()
-    assert waits.input_s == 0.25
-
-
-def test_wait_inside_of_a_wait_counts_once(clock) -> None:
-    waits = WaitClock()
-    with DataWait(waits):
-        with DataWait(waits):
-            clock.now_s += 0.5
-        clock.now_s += 0.25
-    assert waits.input_s == 0.75
-    assert not waits.waits_for_data
-
-
 def test_sizes_are_counted_by_themselves(clock) -> None:
     waits = WaitClock()
     with PeerSizesWait(waits):
@@ -83,7 +71,7 @@ def test_sizes_are_counted_by_themselves(clock) -> None:
     assert waits.read().waited_s == 0
 
 
-def test_waits_since_a_reading() -> None:
+def test_waits_and_transfers_since_a_reading() -> None:
     waits = WaitClock()
     waits.programs_s = waits.idle_s = waits.input_s = waits.peers_s = 1.0
     before = waits.read()
@@ -92,13 +80,8 @@ def test_waits_since_a_reading() -> None:
         waited_s=0.625, idle_s=0.25, input_s=0.25, peers_s=0.125
     )
     assert waits.read().waited_s == pytest.approx(2.625)
-
-
-def test_transfers_since_a_reading() -> None:
-    waits = WaitClock()
-    waits.measures_transfers = True
-    waits.peers_s = waits.transfer_s = 1.0
+    waits.measures_transfers, waits.transfer_s = True, 1.0
     before = waits.read()
-    waits.peers_s, waits.transfer_s = 1.5, 3.0
+    waits.peers_s, waits.transfer_s = 1.625, 3.0
     found = waits.since(before)
     assert (found.waited_s, found.peers_s, found.transfer_s) == (2.5, 0.5, 2.0)

@@ -10,13 +10,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from stratagem.cli.manifests.rendering import Template, render_slurm
 from stratagem.group.authentication.secret import Secret
+from tests.unit.launch.waiting import until
 
 _BASH = shutil.which("bash") or "bash"
 
@@ -73,8 +73,8 @@ class _Run:
 
     def __call__(self, script: str) -> list[dict[str, object]]:
         (self.folder / "my worker.py").write_text(_WORKER)
-        self._program("srun", f"#!{sys.executable}\n{_SRUN}")
-        self._program("scontrol", f'#!{_BASH}\necho "$@" >> {self.folder}/scontrol.txt\n')
+        self.program("srun", f"#!{sys.executable}\n{_SRUN}")
+        self.program("scontrol", f'#!{_BASH}\necho "$@" >> {self.folder}/scontrol.txt\n')
         checked = subprocess.run([_BASH, "-n"], input=script, text=True, capture_output=True)
         assert (checked.returncode, checked.stderr) == (0, "")
         told = dict(re.findall(r"^#SBATCH --([-a-z]+)=(.*)$", script, re.MULTILINE))
@@ -106,7 +106,7 @@ class _Run:
         self.requeued = requeued.read_text().splitlines() if requeued.exists() else []
         return [json.loads(line) for line in finished.stdout.splitlines()]
 
-    def _program(self, name: str, text: str) -> None:
+    def program(self, name: str, text: str) -> None:
         path = self.folder / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -271,14 +271,10 @@ def _with_servers(**overrides: object) -> str:
 
 
 def test_coordinator_alone_gets_the_notice_and_the_job_runs_again(tmp_path) -> None:
-    programs = {
-        "my python": _INTERPRETER,
-        "srun": f"#!{sys.executable}\n{_SRUN}",
-        "scontrol": f'#!{_BASH}\necho "$@"\n',
-    }
-    for name, text in programs.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o700)
+    run = _Run(tmp_path)
+    run.program("my python", _INTERPRETER)
+    run.program("srun", f"#!{sys.executable}\n{_SRUN}")
+    run.program("scontrol", f'#!{_BASH}\necho "$@"\n')
     (tmp_path / "job.sh").write_text(_with_servers(python=str(tmp_path / "my python"), array="0-3"))
     variables = {
         **os.environ,
@@ -288,15 +284,10 @@ def test_coordinator_alone_gets_the_notice_and_the_job_runs_again(tmp_path) -> N
         "SLURM_ARRAY_JOB_ID": "7",
         "SLURM_ARRAY_TASK_ID": "3",
     }
-    command = (_BASH, "job.sh")
     with subprocess.Popen(
-        command, cwd=tmp_path, env=variables, text=True, stdout=subprocess.PIPE
+        (_BASH, "job.sh"), cwd=tmp_path, env=variables, text=True, stdout=subprocess.PIPE
     ) as script:
-        deadline_s = time.monotonic() + 60
-        while not (tmp_path / "trains").exists():
-            assert script.poll() is None
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        until(lambda: (tmp_path / "trains").exists() or script.poll() is not None)
         script.send_signal(signal.SIGTERM)
         printed = script.communicate(timeout=60)[0].splitlines()
     assert printed == [

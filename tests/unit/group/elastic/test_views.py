@@ -12,17 +12,6 @@ from stratagem.errors import UnavailableError
 from stratagem.group.elastic.views import Report, View, change_text, next_view, with_newcomers
 
 
-def test_a_round_that_not_all_completed_does_not_count() -> None:
-    reports = [Report(0, 0, 7, is_complete=True), Report(2, 0, 7, is_complete=False)]
-    assert next_view(reports) == View(1, (0, 2), 7, (0, 0))
-
-
-@pytest.mark.parametrize("is_complete", [False, True])
-def test_a_round_that_one_has_committed_counts_for_all(is_complete) -> None:
-    reports = [Report(0, 0, 8, is_complete=is_complete), Report(1, 0, 7, is_complete=True)]
-    assert next_view(reports).num_rounds == 8
-
-
 def test_a_member_without_the_values_of_a_committed_round_is_refused() -> None:
     with pytest.raises(RuntimeError, match="exclude each other"):
         next_view([Report(0, 0, 8, is_complete=False), Report(1, 0, 7, is_complete=False)])

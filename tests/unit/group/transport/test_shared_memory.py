@@ -197,21 +197,17 @@ def test_large_batches_use_memory_that_is_released(monkeypatch) -> None:
     until(lambda: _mapped_bytes() <= before_bytes)
 
 
-def test_memory_that_is_not_the_offered_one_is_refused(client) -> None:
-    offer = json.loads(client.offer)
-    with pytest.raises(ValueError, match="another identifier than its description"):
-        ServerMemory(json.dumps({**offer, "word": "0" * 32}).encode())
-    with pytest.raises(OSError, match="No such file"):
-        ServerMemory(json.dumps({**offer, "file": 10**6}).encode())
-
-
 @pytest.mark.parametrize("flags", [0, os.MFD_ALLOW_SEALING])
-def test_memory_that_may_shrink_is_refused(client, flags) -> None:
+def test_memory_that_may_shrink_or_is_not_the_offered_one_is_refused(client, flags) -> None:
     file = os.memfd_create("mine", flags)
     os.ftruncate(file, 2**20)
-    offer = {**json.loads(client.offer), "file": file}
-    with pytest.raises(ValueError, match="the memory is not sealed"):
-        ServerMemory(json.dumps(offer).encode())
+    for change, error, words in (
+        ({"file": file}, ValueError, "the memory is not sealed"),
+        ({"word": "0" * 32}, ValueError, "another identifier than its description"),
+        ({"file": 10**6}, OSError, "No such file"),
+    ):
+        with pytest.raises(error, match=words):
+            ServerMemory(json.dumps({**json.loads(client.offer), **change}).encode())
     os.close(file)
 
 
@@ -227,17 +223,12 @@ def test_invalid_offer_is_refused(client, offer) -> None:
 
 @pytest.mark.parametrize("begin", [0, 4095, 4096 + 64, 2**40])
 def test_places_outside_of_the_memory_are_refused(client, server, begin) -> None:
-    placed = client.placed(frames_of(256 * KIB))
-    frame = bytearray(placed[0])
-    frame[16:24] = begin.to_bytes(8, "little")
+    first, second = client.placed(frames_of(256 * KIB))
+    outside = bytes(first[:16]) + begin.to_bytes(8, "little") + bytes(first[24:])
     with pytest.raises(ConnectionError, match="outside the shared memory"):
-        server.read([frame, placed[1]])
-
-
-def test_places_that_cannot_be_read_are_refused(client, server) -> None:
-    placed = client.placed(frames_of(256 * KIB))
+        server.read([outside, second])
     with pytest.raises(ConnectionError, match="received an invalid message"):
-        server.read([placed[0][:-1], placed[1]])
+        server.read([first[:-1], second])
 
 
 def test_messages_in_another_memory_are_refused(client, server) -> None:

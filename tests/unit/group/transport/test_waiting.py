@@ -262,18 +262,28 @@ def test_silent_server_is_looked_for_and_not_too_often(start, keys, monkeypatch,
         assert connections.ask(0, Message("x")).kind == "second"
 
 
-def test_server_that_is_given_up_is_waited_for_no_more_until_it_moves(start, keys, pool) -> None:
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("its process ended with status 9.", "^Worker 0 at .* was lost: its process ended"),
+        (RuntimeError("ps 0 has no restarts left."), r"^ps 0 has no restarts left\.$"),
+    ],
+)
+def test_server_that_is_given_up_is_waited_for_no_more_until_it_moves(
+    start, keys, pool, why, words
+) -> None:
     lost, other, third = start("lost", answers=False), start("other", answers=False), start("third")
     with Connections(keys, [lost.address, other.address], peers="Worker") as connections:
         answers = [asked(pool, connections) for _ in range(2)]
         unharmed = asked(pool, connections, 1)
         assert lost.has_heard.wait(_LIMIT_S)
-        connections.abandon(0, "its process ended with status 9.")
+        connections.abandon(0, why)
         for answer in answers:
-            with pytest.raises(UnavailableError, match="was lost: its process ended"):
+            with pytest.raises(UnavailableError, match=words):
                 answer.result(_LIMIT_S)
-        with pytest.raises(UnavailableError, match=f"Worker 0 at {lost.address} was lost: "):
-            connections.ask_all({1: Message("x"), 0: Message("x")})
+        for messages in ({1: Message("x"), 0: Message("x")}, {0: Message("x")}):
+            with pytest.raises(UnavailableError, match=words):
+                connections.ask_all(messages)
         other.may_answer.set()
         assert unharmed.result(_LIMIT_S) == "other"
         connections.move(0, third.address)
@@ -301,18 +311,6 @@ def test_thread_that_waits_for_a_server_that_is_given_up_is_woken(
         connections.abandon(0, "its process ended with status 9.")
         with pytest.raises(UnavailableError, match="was lost: its process ended"):
             answer.result(_LIMIT_S)
-
-
-def test_error_that_tells_why_a_server_was_given_up_is_the_one_raised(start, keys, pool) -> None:
-    lost = start("lost", answers=False)
-    with Connections(keys, [lost.address]) as connections:
-        answer = asked(pool, connections)
-        assert lost.has_heard.wait(_LIMIT_S)
-        connections.abandon(0, RuntimeError("ps 0 has no restarts left."))
-        with pytest.raises(UnavailableError, match=r"^ps 0 has no restarts left\.$"):
-            answer.result(_LIMIT_S)
-        with pytest.raises(UnavailableError, match=r"^ps 0 has no restarts left\.$"):
-            connections.ask(0, Message("x"))
 
 
 def test_messages_of_what_was_given_up_are_sent_by_no_later_connection(

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from stratagem.launch.restart.task_group import TaskProcess
 from tests.unit.launch.waiting import is_running, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forked on Linux only")
-_READY_S = 120
 
 
 def base_variables() -> dict[str, str]:
@@ -39,10 +37,7 @@ def plan_of(path: Path | str, *args: str, **variables: str) -> TaskPlan:
 
 def make_ready(warm: WarmStart, plan: TaskPlan) -> None:
     warm.prepare(plan)
-    deadline_s = time.monotonic() + _READY_S
-    while not warm.is_ready_for(plan):
-        assert time.monotonic() < deadline_s, "it never loads"
-        time.sleep(0.05)
+    until(lambda: warm.is_ready_for(plan))
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from stratagem.launch.remote.ray_nodes import RayNode, join_as_node, leader_of, 
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.unit.launch.remote.answering import answering
 from tests.unit.launch.remote.living import PrintedLines, descendants, name_of, wait_for_end
+from tests.unit.launch.waiting import until
 
 pytestmark = pytest.mark.usefixtures("ray_settings")
 
@@ -260,14 +261,16 @@ def test_agent_that_was_stopped_ends_with_a_killed_node(monkeypatch) -> None:
         [sys.executable, "-c", _STARTS_A_HEAD, f"127.0.0.1:{port}", str(jobs_port)]
     )
     try:
-        agent, deadline_s = 0, time.monotonic() + 60.0
-        while not agent and time.monotonic() < deadline_s:
-            time.sleep(0.1)
-            agent = next(
-                (one for one in descendants(program.pid) if "DashboardAgent" in name_of(one)), 0
+        agents: list[int] = []
+        until(
+            lambda: (
+                agents.extend(
+                    one for one in descendants(program.pid) if "DashboardAgent" in name_of(one)
+                )
+                or agents
             )
-        assert agent
-        os.kill(agent, signal.SIGSTOP)
+        )
+        os.kill(agents[0], signal.SIGSTOP)
         started = descendants(program.pid)
     finally:
         program.kill()
@@ -291,9 +294,7 @@ def test_workers_that_do_not_end_with_their_raylet_or_node_are_killed(monkeypatc
     others = [start("program"), start("ray::IDLE", **another)]
     orphan = start("ray::DashboardAgent", **{ray_nodes._NODE_VARIABLE: orphaned})
     try:
-        deadline_s = time.monotonic() + 120
-        while len(ray_nodes._marked_workers()) < 3 and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        until(lambda: len(ray_nodes._marked_workers()) >= 3)
         assert ray_nodes._marked_workers()[worker.pid] == mine
         ray_nodes._end_orphans()
         assert orphan.wait(timeout=120) == -signal.SIGKILL
