@@ -315,19 +315,11 @@ async def _next(wire: _Wire, kind: str) -> dict[str, Any]:
     return message
 
 
-async def _join(wires: list[_Wire]) -> None:
-    """Nothing more than joining."""
-
-
-async def _barrier(wires: list[_Wire]) -> None:
+async def _barrier_and_end(wires: list[_Wire]) -> None:
     for wire in wires:
         wire.reader.feed_data(frame(_BARRIER))
     for wire in wires:
         assert (await _next(wire, "exchanged"))["runs"] == [[None, len(wires)]]
-
-
-async def _end(wires: list[_Wire]) -> None:
-    for wire in wires:
         wire.reader.feed_data(frame({"kind": "gone"}))
     for wire in wires:
         await _next(wire, "gone")
@@ -341,7 +333,7 @@ async def _lose_one(wires: list[_Wire]) -> None:
         wire.reader.feed_eof()
 
 
-@pytest.mark.parametrize("act", [_join, _barrier, _end, _lose_one])
+@pytest.mark.parametrize("act", [_barrier_and_end, _lose_one])
 def test_bytes_to_all_grow_in_proportion(act: Callable[[list[_Wire]], Any]) -> None:
     async def num_bytes(count: int) -> int:
         labels = [f"worker {index}" for index in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import re
 import types
 from typing import Any
 
@@ -66,54 +67,46 @@ def test_members_that_can_go_on_are_left_alone(others) -> None:
     assert judge([waiting_at_exit, _member(1, unmoved_s=1000)], _LIMITS) is None
 
 
+_TRAINS = r"in shared program 8 \(train\)"
+
+
 @pytest.mark.parametrize(
     ("other", "error", "words"),
     [
         (
             _member(1, is_connected=False),
             UnavailableError,
-            [
-                "worker 1 (h1:1) died in your code after shared program 7",
-                "in shared program 8 (train)",
-            ],
+            rf"died in your code after shared program 7(?s:.)*{_TRAINS}",
         ),
         (
             _member(1, silent_s=31),
             UnavailableError,
-            ["worker 1 (h1:1) has not answered for 31 s", "STRATAGEM_PEER_TIMEOUT_S", "30 s"],
+            r"has not answered for 31 s(?s:.)*30 s(?s:.)*STRATAGEM_PEER_TIMEOUT_S",
         ),
         (
             _member(1, error_text="ValueError: a bug"),
             UnavailableError,
-            ["worker 1 (h1:1) ended with an error", "ValueError: a bug"],
+            r"ended with an error(?s:.)*ValueError: a bug",
         ),
         (
             _member(1, unmoved_s=121),
             DeadlineExceededError,
-            ["worker 1 (h1:1) has made no progress for 121 s", "STRATAGEM_STUCK_TIMEOUT_S"],
+            r"has made no progress for 121 s(?s:.)*STRATAGEM_STUCK_TIMEOUT_S",
         ),
         (
             _member(1, Activity.EXIT, unmoved_s=5, has_left=True),
             UnavailableError,
-            ["worker 1 (h1:1) left early", "at its end after shared program 7", "worker 0 (h0:1)"],
+            r"left early: .*at its end after shared program 7(?s:.)*worker 0 \(h0:1\)",
         ),
         (
             _member(1, Activity.EXCHANGE, "model.save", unmoved_s=5),
             RuntimeError,
-            [
-                "worker 1 (h1:1) is out of step",
-                "at 'model.save' after shared program 7",
-                "program 8 (train)",
-            ],
+            rf"is out of step: .*at 'model.save' after shared program 7(?s:.)*{_TRAINS}",
         ),
         (
             _member(1, Activity.STEP, "evaluate", step=8, unmoved_s=5),
             RuntimeError,
-            [
-                "worker 1 (h1:1) is out of step",
-                "in shared program 8 (evaluate)",
-                "in shared program 8 (train)",
-            ],
+            rf"is out of step: .*in shared program 8 \(evaluate\)(?s:.)*{_TRAINS}",
         ),
     ],
     ids=["died", "silent", "error", "stuck", "left", "elsewhere", "other program"],
@@ -123,8 +116,7 @@ def test_the_member_is_named_and_where_the_others_are(other, error, words) -> No
     assert verdict is not None
     raised = verdict.exception()
     assert type(raised) is error
-    for word in words:
-        assert word in str(raised)
+    assert re.search(rf"worker 1 \(h1:1\) {words}", str(raised)), str(raised)
 
 
 def test_other_silent_processes_are_named() -> None:
@@ -240,22 +232,16 @@ def test_equal_values_of_successive_processes_are_sent_once(values, runs) -> Non
 
 def test_input_that_is_read_ahead_has_time_until_somebody_waits_for_it() -> None:
     exchanges = Exchanges(_LABELS)
-    exchanges.add(0, _message("batches of d", None, limit_s=None), 0.0)
-    exchanges.add(1, _message("batches of d", None, limit_s=None), 0.0)
-    busy = _views(Activity.PYTHON, Activity.STEP, Activity.PYTHON)
-    assert exchanges.overdue(busy, _LIMITS_OF_EXCHANGES, 1e6) is None
-    waiting = _views(Activity.INPUT, Activity.STEP, Activity.INPUT)
-    verdict = exchanges.overdue(waiting, _LIMITS_OF_EXCHANGES, 1e6)
-    assert verdict is not None
-    assert "for worker 2" in verdict.message
-    assert (
-        exchanges.overdue(
-            _views(Activity.INPUT, Activity.STEP, Activity.INPUT, unmoved_s=5),
-            _LIMITS_OF_EXCHANGES,
-            9,
-        )
-        is None
-    )
+    for process_id in range(2):
+        exchanges.add(process_id, _message("batches of d", None, limit_s=None), 0.0)
+
+    def overdue(kind: Activity, now_s: float, **views: float) -> Any:
+        found = _views(kind, Activity.STEP, kind, **views)
+        return exchanges.overdue(found, _LIMITS_OF_EXCHANGES, now_s)
+
+    assert overdue(Activity.PYTHON, 1e6) is None
+    assert "for worker 2" in overdue(Activity.INPUT, 1e6).message
+    assert overdue(Activity.INPUT, 9, unmoved_s=5) is None
 
 
 def _input(number: int, stream: str = "d") -> Any:
