@@ -239,5 +239,3 @@ def test_example_of_the_page_prints_the_output_shown(tmp_path, monkeypatch, capf
         assert own[0] == own[1] if name == "launch" else sorted(own[0]) == sorted(own[1])
     # Worker 0 may be stopped before it has printed a thing.
     assert 1 <= printed.count("[worker 0] one of 2") <= 2
-
-

@@ -92,7 +92,6 @@ def test_open_mpi_on_one_host_needs_no_address(variables) -> None:
     def found(**given: str) -> str:
         variables(**given)
         processes = open_mpi()
-        assert processes is not None
         return str(processes.coordinator_address)
 
     first = found(**{**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, PMIX_NAMESPACE="prterun-a-1@1")

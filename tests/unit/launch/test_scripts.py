@@ -215,7 +215,6 @@ def test_signal_goes_on_to_the_program_that_calls(script, signum, code, printed)
         stderr=subprocess.DEVNULL,
         text=True,
     ) as launcher:
-        assert launcher.stdout is not None
         assert sorted(launcher.stdout.readline() for _ in range(2)) == [
             "[worker 0] ready\n",
             "[worker 1] ready\n",

@@ -222,7 +222,6 @@ def test_worker_that_is_slow_for_a_while_is_named(cause, seed, begin, length) ->
         seed=seed,
     )
     (one,) = (one for one in summaries_in(group) if one.slow is not None)
-    assert one.slow is not None
     assert (one.task, one.slow.cause.value) == ("worker 2", cause)
     assert one.slow.late_s == pytest.approx(0.3, abs=0.04)
     assert one.slow.step_s == pytest.approx(0.56, abs=0.06)

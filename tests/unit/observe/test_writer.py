@@ -261,7 +261,6 @@ def test_first_step_is_a_line_and_the_rest_one_an_interval() -> None:
     assert (line.begin_s, line.end_s, line.step, line.num_steps) == (5.0, 6.0, 5, 4)
     assert round(line.duration_s, 6) == 0.4
     rest = lines.take()
-    assert rest is not None
     assert (rest.begin_s, rest.end_s, rest.step, rest.num_steps) == (6.0, 6.75, 8, 3)
     assert lines.take() is None
 
@@ -330,7 +329,6 @@ def test_waits_of_a_line_are_added_up_and_unknown_where_a_step_lacks_them() -> N
     lines.add(2, 1, 1.0, 2.0, one)
     lines.add(3, 1, 1.0, 3.0, one)
     record = lines.take()
-    assert record is not None
     assert record.waits == one.plus(one)
     event = record.event(7.0)
     assert (event.time_s, event.monotonic_s, event.step, event.num_steps) == (7.0, 3.0, 3, 2)
@@ -338,7 +336,6 @@ def test_waits_of_a_line_are_added_up_and_unknown_where_a_step_lacks_them() -> N
     for step, waits in enumerate((one, NO_WAITS), start=4):
         lines.add(step, 1, 1.0, float(step), waits)
     record = lines.take()
-    assert record is not None
     assert record.event(0.0).waited_s is None
 
 

@@ -126,9 +126,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", _ROWS)
-def test_problem_is_named_with_its_fix(
-    name: str, sound: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_problem_is_named_with_its_fix(name, sound, tmp_path_factory) -> None:
     row = _ROWS[name]
     if row.needs_mount and not environments.can_mount():
         pytest.skip("needs root, to mount in a namespace")

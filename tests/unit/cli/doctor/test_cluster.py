@@ -128,9 +128,7 @@ def test_address_at_which_this_machine_cannot_listen_is_named(port: int) -> None
         (OSError(101, "Network is unreachable"), "there is no route to it."),
     ],
 )
-def test_lost_hosts_are_named_and_many_are_counted(
-    error: OSError, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_hosts_are_named_and_many_are_counted(error, words, monkeypatch) -> None:
     async def fail(*_: object) -> None:
         raise error
 
@@ -314,9 +312,7 @@ def _surveys(
 
 @pytest.mark.parametrize("lists_all", [True, False], ids=["addresses", "coordinator alone"])
 @pytest.mark.parametrize("secret", [None, "s" * 32], ids=["without a secret", "with a secret"])
-def test_all_processes_have_the_same_survey(
-    secret: str | None, lists_all: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_processes_have_the_same_survey(secret, lists_all, monkeypatch) -> None:
     if secret is not None:
         monkeypatch.setenv("STRATAGEM_SECRET", secret)
     identities = _identities(3, lists_all=lists_all)
@@ -419,9 +415,7 @@ def test_network_needs_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("config", ["", cluster(["127.0.0.1:9"])], ids=["none", "one task"])
-def test_environment_without_a_cluster_is_an_error(
-    config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_without_a_cluster_is_an_error(config, monkeypatch) -> None:
     monkeypatch.setenv("TF_CONFIG", config)
     survey, (finding,) = examine_together(_LIMIT_S, _LIMIT_S)
     assert survey is None
@@ -450,11 +444,9 @@ def test_all_tasks_of_a_cluster_take_part() -> None:
 
 def test_processes_of_a_launcher_take_part() -> None:
     found = identity_in(ProcessClusterResolver(Processes(4, 2, "a:9")))
-    assert found is not None
     assert found.labels == ("process 0", "process 1", "process 2", "process 3")
     assert (found.process_id, found.host, found.port, found.addresses) == (2, "a", 9, ())
     on_one_machine = identity_in(ProcessClusterResolver(Processes(2, 0, "a:9", 0, 2)))
-    assert on_one_machine is not None
     assert on_one_machine.host == "127.0.0.1"
     assert identity_in(ProcessClusterResolver(Processes(1, 0))) is None
 
@@ -541,9 +533,7 @@ def test_name_without_an_address_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     ],
     ids=["timeout", "no route", "other error", "no handshake"],
 )
-def test_error_of_a_connection_has_a_reason(
-    error: OSError, reason: Reason, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_connection_has_a_reason(error, reason, monkeypatch) -> None:
     async def fail(*_: object, **__: object) -> None:
         raise error
 

@@ -45,9 +45,7 @@ _FLAG = "--xla_make_it_fast=true"
     ],
     ids=["devices", "unknown flag", "unknown platform"],
 )
-def test_start_of_jax_is_judged(
-    variables: dict[str, str], level: Level, text: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_of_jax_is_judged(variables, level, text, fix, monkeypatch) -> None:
     for name, value in ({"JAX_PLATFORMS": "cpu"} | variables).items():
         monkeypatch.setenv(name, value)
     (finding,) = check_devices(probe_devices(), {}, None)
@@ -166,12 +164,7 @@ def test_driver_must_know_the_cuda_of_the_plugin(driver: str, plugin: str, is_er
     ],
     ids=["plugin on a driver", "missing", "package", "system library", "no gpu"],
 )
-def test_missing_nccl_is_an_error(
-    devices: list[dict[str, object]],
-    installed: dict[str, str],
-    finds_library: bool,
-    is_error: bool,
-) -> None:
+def test_missing_nccl_is_an_error(devices, installed, finds_library, is_error) -> None:
     probe = Probe(devices)
     findings = list(check_nccl(probe, installed, "535", finds_library=finds_library))
     assert [one.level for one in findings] == [Level.ERROR] * is_error
@@ -183,9 +176,7 @@ def test_missing_nccl_is_an_error(
 # Caches.
 
 
-def test_cache_folder_that_is_a_file_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_folder_that_is_a_file_cannot_be_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_CACHE_DIR", str(tmp_path / "made later" / "cache"))
     name = "JAX_COMPILATION_CACHE_DIR"
     assert not list(machine.check_caches({name: "gs://bucket/cache"}))
@@ -234,9 +225,7 @@ def test_good_machine_has_no_problem() -> None:
     ],
     ids=["inodes", "small shm", "few files", "little disk", "full disk"],
 )
-def test_low_limit_is_named_with_its_fix(
-    changed: dict[str, object], level: Level, text: str, fix: str
-) -> None:
+def test_low_limit_is_named_with_its_fix(changed, level, text, fix) -> None:
     _, finding = check_machine(dataclasses.replace(_GOOD, **changed))
     assert finding.level is level
     assert text in finding.text
@@ -311,11 +300,7 @@ def test_nightly_package_is_the_package(tmp_path: Path, monkeypatch: pytest.Monk
     ids=["selected by the import", "selected by the user", "set later"],
 )
 def test_backend_that_the_import_selected_is_not_the_users(
-    initial: bytes,
-    backend: str,
-    expected: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    initial, backend, expected, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "environ").write_bytes(initial)
     monkeypatch.setattr(machine, "_INITIAL_VARIABLES", tmp_path / "environ")

@@ -77,9 +77,7 @@ def test_every_worker_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["error", "output", "nothing"],
 )
-def test_crash_fails_with_its_error(
-    stdout: str, stderr: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_fails_with_its_error(stdout, stderr, problem, monkeypatch) -> None:
     _answer(monkeypatch, stdout, code=3, stderr=stderr)
     assert cases.check_case(_BY_NAME["mirrored"]).text == f"MirroredStrategy: {problem}."
 

@@ -48,9 +48,7 @@ def test_clean_environment_is_fine(tmp_path: Path) -> None:
         ("TF_FORCE_GPU_ALLOW_GROWTH", "true", Level.NOTE, "has no effect", ""),
     ],
 )
-def test_mistake_is_named_with_its_fix(
-    name: str, value: str, level: Level, text: str, fix: str, tmp_path: Path
-) -> None:
+def test_mistake_is_named_with_its_fix(name, value, level, text, fix, tmp_path) -> None:
     (finding,) = _check({name: value}, tmp_path)
     assert finding.level is level
     assert text in finding.text
@@ -61,9 +59,7 @@ def test_mistake_is_named_with_its_fix(
     ("config", "num_notes"),
     [('{"backend": "tensorflow"}', 1), ('{"backend": "jax"}', 0), ("{", 0), ("[]", 0)],
 )
-def test_other_backend_in_the_configuration_of_keras_is_a_note(
-    config: str, num_notes: int, tmp_path: Path
-) -> None:
+def test_other_backend_in_the_configuration_of_keras_is_a_note(config, num_notes, tmp_path) -> None:
     (tmp_path / "keras.json").write_text(config)
     notes = [one for one in _check({}, tmp_path) if one.level is Level.NOTE]
     assert len(notes) == num_notes
@@ -142,9 +138,7 @@ def test_line_of_a_file_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> No
     assert [len(line) > 200 for line in lines] == [False, True, True, False]
 
 
-def test_terminal_wraps_a_line_below_its_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_wraps_a_line_below_its_text(capsys, monkeypatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")

@@ -130,7 +130,6 @@ def test_any_text_is_a_program_or_an_error(text) -> None:
 def test_example_of_the_page_is_what_the_tool_prints() -> None:
     page = _PAGE.read_text(encoding="utf-8")
     shown = re.search(r"^```diff\n(--- a/train\.py.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert shown is not None
     lines = shown[1].splitlines()[3:]
     before = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
     report = FileReport(Path("train.py"), before, rewrite(before))

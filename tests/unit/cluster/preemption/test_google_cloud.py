@@ -51,7 +51,6 @@ def test_change_is_heard(metadata_server, key, value, grace_s, words) -> None:
             assert source.notice is None
             metadata_server.set(key, value)
         notice = source.wait(timeout_s=TIMEOUT_S)
-    assert notice is not None
     assert (notice.source, notice.grace_s) == (f"metadata {key}", grace_s)
     assert words in notice.message
     assert metadata_server.requests[:2] == [(PREEMPTED, False), (MAINTENANCE, False)]
@@ -146,7 +145,6 @@ def test_function_is_asked_until_there_is_notice() -> None:
     with PolledSource(lambda: answers.pop(0), interval_s=0.001) as source:
         notice = source.wait(timeout_s=60)
         join_watchers()
-    assert notice is not None
     assert (notice.source, notice.grace_s) == ("termination_watcher_fn", None)
     assert notice.message == "The termination_watcher_fn returned True."
     assert (answers, source.notices) == ([], (notice,))
@@ -196,7 +194,6 @@ def test_message_tells_of_a_preemption(received) -> None:
         signal.raise_signal(signal.SIGTERM)
         watcher.block_until_worker_exit()  # the notice tells no time
         message = watcher.preemption_message
-        assert message is not None
         assert message.startswith("SIGTERM was sent to process")
     assert received == []
     signal.raise_signal(signal.SIGTERM)

@@ -49,7 +49,6 @@ def child() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
 
 
@@ -323,7 +322,6 @@ def test_chosen_values_are_kept(variables, given) -> None:
     with config.source() as source:
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         notice = source.wait(timeout_s=60)
-    assert notice is not None
     assert notice.source == "termination_watcher_fn"
 
 
@@ -362,7 +360,6 @@ def test_signal_of_a_scheduler_is_notice_with_its_grace(preset, signum, grace_s)
     with preset().source() as source:
         signal.raise_signal(signum)
         notice = source.wait(timeout_s=60)
-    assert notice is not None
     assert (notice.source, notice.grace_s) == (signum.name, grace_s)
 
 

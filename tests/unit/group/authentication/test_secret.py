@@ -55,11 +55,9 @@ def test_variable_comes_before_the_file(monkeypatch, tmp_path) -> None:
     assert find_secret() is None
     monkeypatch.setenv("STRATAGEM_SECRET_FILE", written(tmp_path, _TEXT + "\n"))
     found = find_secret()
-    assert found is not None
     assert found.variables() == {"STRATAGEM_SECRET": _TEXT}
     monkeypatch.setenv("STRATAGEM_SECRET", "b" * 32)
     found = find_secret()
-    assert found is not None
     assert found.variables() == {"STRATAGEM_SECRET": "b" * 32}
 
 
@@ -159,7 +157,6 @@ def test_certificates_are_required_of_both_sides(monkeypatch, tmp_path) -> None:
         monkeypatch.setenv(name, text)
     found = Credentials.find("worker 0", ["127.0.0.1"])
     assert found.mode == TLS
-    assert found.certificates is not None
     for context in (found.certificates.client, found.certificates.server):
         assert context.verify_mode.name == "CERT_REQUIRED"
         assert context.minimum_version.name == "TLSv1_3"

@@ -113,7 +113,6 @@ _TRAINS = r"in shared program 8 \(train\)"
 )
 def test_the_member_is_named_and_where_the_others_are(other, error, words) -> None:
     verdict = judge([_IN_STEP_8, other], _LIMITS)
-    assert verdict is not None
     raised = verdict.exception()
     assert type(raised) is error
     assert re.search(rf"worker 1 \(h1:1\) {words}", str(raised)), str(raised)
@@ -121,7 +120,6 @@ def test_the_member_is_named_and_where_the_others_are(other, error, words) -> No
 
 def test_other_silent_processes_are_named() -> None:
     verdict = judge([_member(0), _member(1, silent_s=31), _member(2, silent_s=29)], _LIMITS)
-    assert verdict is not None
     assert "worker 1 (h1:1) has not answered for 31 s; it was last in your code" in verdict.message
     assert "worker 0 (h0:1) is in your code after shared program 7." in verdict.message
     also_silent = "worker 2 (h2:1) was in your code after shared program 7, and has not answered"
@@ -131,7 +129,6 @@ def test_other_silent_processes_are_named() -> None:
 def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> None:
     waiting = _member(0, Activity.INPUT, "dataset 0", unmoved_s=5)
     verdict = judge([waiting, _member(1, Activity.EXIT, unmoved_s=5, has_left=True)], _LIMITS)
-    assert verdict is not None
     assert "left early" in verdict.message
 
 
@@ -170,7 +167,6 @@ def test_messages_name_some_of_very_many() -> None:
     many[5000] = _member(5000, silent_s=31)
     many[7000] = _member(7000, is_connected=False)
     verdict = judge(many, _LIMITS)
-    assert verdict is not None
     assert verdict.lost == "worker 5000 (h5000:1)"
     assert "worker 7000" not in verdict.message  # connected or not, it is one of many
     assert "and 9935 more" in verdict.message
@@ -180,7 +176,6 @@ def test_messages_name_some_of_very_many() -> None:
 def test_silent_ones_are_named_first_among_very_many() -> None:
     many = [_member(0, silent_s=31), *map(_member, range(1, 1000)), _member(1000, silent_s=29)]
     verdict = judge(many, _LIMITS)
-    assert verdict is not None
     assert "worker 1000 (h1000:1) was in your code" in verdict.message
 
 

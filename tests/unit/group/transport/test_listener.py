@@ -338,7 +338,6 @@ def server(keys) -> Iterator[tuple[int, str]]:
         text=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
-    assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{keys.secret.hex()}\n")
     process.stdin.flush()

@@ -269,7 +269,6 @@ def test_server_forgets_memory_whose_client_was_killed() -> None:
     command = [sys.executable, "-c", _OFFER]
     memories = ClientMemories()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         offer = process.stdout.readline()
         assert memories.share(b"theirs", offer) == [SHARED, b"here"]
         process.kill()
@@ -401,7 +400,6 @@ def test_memory_of_a_killed_client_is_released_though_no_other_one_comes(monkeyp
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert client.stdin is not None
         assert client.stdout is not None
         client.stdin.write(f"{keys.secret.hex()}\n")
         client.stdin.flush()

@@ -177,7 +177,6 @@ def test_nothing_is_left_when_who_started_it_is_killed() -> None:
         text=True,
         cwd=_ROOT,
     ) as starter:
-        assert starter.stdout is not None
         assert starter.stdout.readline() == "made\n"
         pid = int(starter.stdout.readline().removeprefix("pid "))
         started = descendants(starter.pid)

@@ -152,7 +152,6 @@ class Head:
                     await socket.send_str(text)
                     if self.cuts:
                         self.cuts -= 1
-                        assert request.transport is not None
                         request.transport.abort()
                         return socket
                 elif has_ended:

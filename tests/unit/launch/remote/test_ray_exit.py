@@ -62,7 +62,6 @@ def test_interrupted_launch_of_parameter_servers_exits_with_130_and_leaves_nothi
         text=True,
         start_new_session=True,
     ) as launcher:
-        assert launcher.stdout is not None
         shown = [next((line for line in launcher.stdout if "stepping" in line), "")]
         processes = descendants(launcher.pid)
         os.killpg(launcher.pid, signal.SIGINT)  # as the terminal does

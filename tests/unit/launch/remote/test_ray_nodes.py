@@ -170,7 +170,6 @@ def test_machines_join_leave_and_return() -> None:
         returned = leader.wait_for("returned worker:0")
         assert f"tcp://{addresses[2]}:" in returned
 
-        assert leader.process.stdin is not None
         leader.process.stdin.close()
         assert leader.process.wait(timeout=60) == 0, leader.lines
         for one in (server, back):

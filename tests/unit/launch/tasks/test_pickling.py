@@ -53,7 +53,6 @@ class Holder:
 )
 def test_innermost_object_is_found_with_its_place(value, place) -> None:
     found = find_unpicklable({"fine": 1, "it": value})
-    assert found is not None
     assert found[0] == place
     assert found[1] is LOCK
 
@@ -95,7 +94,6 @@ def test_what_belongs_to_a_process_stays_there(make, kind) -> None:
     with pytest.raises(TypeError, match=f"A {type(value).__name__} belongs to this process"):
         dumps_without_state({"part": [value]})
     found = find_unpicklable({"it": [1, value]}, pickled=dumps_without_state)
-    assert found is not None
     assert (found[0], found[1] is value) == ("it[1]", True)
 
 
@@ -273,7 +271,6 @@ def test_program_dies_with_its_launcher() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True
     ) as launcher:
-        assert launcher.stdout is not None
         pid = int(launcher.stdout.readline())
         assert is_running(pid)
         launcher.kill()

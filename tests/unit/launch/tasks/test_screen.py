@@ -162,7 +162,6 @@ def test_verdict_of_a_group_names_the_lost_task(name, view, how) -> None:
     """An error that it quotes is no other one."""
     members = [MemberView(f"{name.removesuffix(' 0')} (a:1)", **view), MemberView("worker 7 (b:1)")]
     verdict = judge(members, GroupLimits())
-    assert verdict is not None
     lines = stderr_of(f"raise {type(verdict.exception()).__name__}({verdict.message!r})")
     loss = verdict.loss("worker 7 (b:1)")
     assert loss is not None
