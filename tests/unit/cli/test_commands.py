@@ -299,11 +299,7 @@ def test_file_that_cannot_be_written_does_not_stop_the_others(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [
-        (_TF, 1),
-        (_NEW, 0),
-        ("# STRATAGEM: tf.a: do it\nimport tensorflow as tf\ntf.a()\n", 1),
-    ],
+    [(_TF, 1), (_NEW, 0), ("# STRATAGEM: tf.a: do it\nimport tensorflow as tf\ntf.a()\n", 1)],
 )
 def test_check(tmp_path, text, code) -> None:
     (tmp_path / "a.py").write_text(text)
@@ -407,10 +403,7 @@ def test_page_and_list_are_json() -> None:
 
 @pytest.mark.parametrize(
     ("code", "answer"),
-    [
-        ("SG2O4", "Did you mean SG204"),
-        ("batch", "`stratagem explain` lists all codes."),
-    ],
+    [("SG2O4", "Did you mean SG204"), ("batch", "`stratagem explain` lists all codes.")],
 )
 def test_unknown_code_names_close_ones_with_exit_code_2(code, answer) -> None:
     result = _stratagem("explain", code)

@@ -26,14 +26,7 @@ from tests.command_runner import CliRunner
 from tests.unit.cli.manifests.kubelet import by_kind, started_pods
 from tests.unit.observe.fabricated_traces import OPERATIONS, two_steps
 from tests.unit.observe.fabricated_traces import write as write_of_profile
-from tests.unit.observe.runs import (
-    end,
-    first_step,
-    process,
-    run,
-    straggling,
-    write,
-)
+from tests.unit.observe.runs import end, first_step, process, run, straggling, write
 
 
 def _call(*arguments: str, given: str | None = None) -> Result:

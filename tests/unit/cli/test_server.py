@@ -120,10 +120,7 @@ def test_service_runs_until_sigterm() -> None:
 def test_workers_join_another_dispatcher() -> None:
     with input_servers(0) as servers:
         result = _input_service("--workers", "0", "--dispatcher", servers.target)
-    assert (result.exit_code, result.stdout) == (
-        0,
-        f"0 input workers joined {servers.target}.\n",
-    )
+    assert (result.exit_code, result.stdout) == (0, f"0 input workers joined {servers.target}.\n")
 
 
 def test_failure_of_the_input_service_is_a_message() -> None:

@@ -343,11 +343,7 @@ EXPANDED = [
         ["n1", "n2", "m5", "o3", "o4", "o6", "o7", "o8", "o9"],
     ),
     (expand_hostlist, "n[08-11]", ["n08", "n09", "n10", "n11"]),
-    (
-        expand_hostlist,
-        "node[001-003,7],gpu-a",
-        ["node001", "node002", "node003", "node7", "gpu-a"],
-    ),
+    (expand_hostlist, "node[001-003,7],gpu-a", ["node001", "node002", "node003", "node7", "gpu-a"]),
     (expand_hostlist, "a,b,a", ["a", "b", "a"]),
     (expand_hostlist, "[1-3]", ["1", "2", "3"]),
     (expand_hostlist, "", []),

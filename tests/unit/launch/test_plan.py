@@ -17,10 +17,7 @@ from stratagem.cluster import addresses
 from stratagem.cluster.addresses import free_ports
 from stratagem.cluster.processes import check_cluster
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
-from stratagem.launch.options import (
-    LaunchArguments,
-    LaunchOptions,
-)
+from stratagem.launch.options import LaunchArguments, LaunchOptions
 from stratagem.launch.plan import (
     LaunchFolders,
     assign_devices,
@@ -368,11 +365,7 @@ def test_folders_exist_during_a_launch_and_those_of_restarts_with_restarts_only(
 def test_folders_of_a_killed_launcher_are_removed_by_the_next(bases) -> None:
     left = [
         base / f"stratagem-{kind}-x"
-        for base, kind in (
-            (bases[0], "losses"),
-            (bases[0], "programs"),
-            (bases[1], "memory"),
-        )
+        for base, kind in ((bases[0], "losses"), (bases[0], "programs"), (bases[1], "memory"))
     ]
     for folder in left:
         folder.mkdir()

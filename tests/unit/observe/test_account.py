@@ -237,8 +237,7 @@ RUNS = {
     "a saved checkpoint is a sign of life": (
         [
             process(
-                *("worker 0", 0, *SAVED, save(5, 9, 5), failure(11, "worker 1")),
-                first_step(12, 6),
+                *("worker 0", 0, *SAVED, save(5, 9, 5), failure(11, "worker 1")), first_step(12, 6)
             )
         ],
         {"starting": 1, "useful": 4, "saving": 4, "detecting": 2, "restarting": 1},

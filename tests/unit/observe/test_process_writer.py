@@ -28,11 +28,7 @@ from stratagem.observe.events import (
     read_run,
 )
 from stratagem.observe.goodput import account_for
-from stratagem.observe.process_writer import (
-    MemorySampler,
-    current_events,
-    resident_bytes,
-)
+from stratagem.observe.process_writer import MemorySampler, current_events, resident_bytes
 from stratagem.observe.writer import EventWriter
 from tests.fresh_process import run_fresh
 from tests.unit.observe.runs import (
@@ -191,10 +187,7 @@ def test_process_without_a_folder_writes_nothing(monkeypatch, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("task_type", "index", "num_processes"),
-    [("worker", 2, 3), ("ps", 0, 1)],
-)
+@pytest.mark.parametrize(("task_type", "index", "num_processes"), [("worker", 2, 3), ("ps", 0, 1)])
 def test_task_is_the_one_of_the_cluster(tmp_path, task_type, index, num_processes) -> None:
     environment = {"TF_CONFIG": in_task(task_type, index), "STRATAGEM_RESTART_COUNT": "4"}
     (process,) = run_of(tmp_path, STEPS, **environment).processes

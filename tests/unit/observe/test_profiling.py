@@ -272,10 +272,7 @@ def test_collectives_by_name(name, expected) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (
-            cpu_trace([step(0, 10)], []),
-            r"lists no operations of a device\.\nExpected an \.xplane",
-        ),
+        (cpu_trace([step(0, 10)], []), r"lists no operations of a device\.\nExpected an \.xplane"),
         (b"\xff\xff\xff", "cannot be read as a trace"),
         (two_steps()[:-20], "cannot be read as a trace"),
     ],

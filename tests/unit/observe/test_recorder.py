@@ -197,13 +197,7 @@ def test_folder_without_a_trace(name, why, tmp_path) -> None:
         find_traces(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-    ],
-)
+@pytest.mark.parametrize("text", ["{", "[]"])
 def test_damaged_layers_are_an_error(text, tmp_path) -> None:
     trace = _trace(tmp_path, 0, "a")
     trace.with_name("operations.json").write_text(text)

@@ -10,13 +10,7 @@ import pytest
 from stratagem.errors import NotFoundError
 from stratagem.observe import run_state as watcher_module
 from stratagem.observe.events import ProcessEvents, encode
-from stratagem.observe.run_state import (
-    LOST_AFTER_S,
-    ProcessState,
-    RunSnapshot,
-    RunState,
-    Watcher,
-)
+from stratagem.observe.run_state import LOST_AFTER_S, ProcessState, RunSnapshot, RunState, Watcher
 from tests.unit.observe.runs import (
     EPOCH_S,
     end,

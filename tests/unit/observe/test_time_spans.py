@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.observe.events import Event, RunEvents
-from stratagem.observe.goodput import (
-    Account,
-    account_for,
-    lost_processes,
-    member_changes,
-)
+from stratagem.observe.goodput import Account, account_for, lost_processes, member_changes
 from tests.unit.observe.runs import (
     EPOCH_S,
     account_of,
@@ -209,9 +204,7 @@ def test_groups_of_two_launches_are_apart() -> None:
         end(later_s + 30),
     )
     events = run(
-        *first.processes,
-        process("worker 0", later_s, *again),
-        process("worker 1", later_s, *again),
+        *first.processes, process("worker 0", later_s, *again), process("worker 1", later_s, *again)
     )
     trainers = [one for one in events.processes if one.trains]
     found = member_changes(trainers)

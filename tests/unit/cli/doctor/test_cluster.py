@@ -86,12 +86,7 @@ _LONE = '{"worker": ["a:1", "b:1"]}'
         (cluster(["a", "b"]), Level.ERROR, "TF_CONFIG.*'a' is not of the form", "host0:2222"),
         (cluster(["a:1", "b:1"], 2), Level.ERROR, "TF_CONFIG.*index 2 is outside", "from 0"),
         (cluster(["a:1"], kind="trainer"), Level.ERROR, "TF_CONFIG.*'trainer' is unknown", "type"),
-        (
-            cluster(["a:1", "a:1"]),
-            Level.ERROR,
-            "TF_CONFIG.*same address 'a:1'",
-            "different ports",
-        ),
+        (cluster(["a:1", "a:1"]), Level.ERROR, "TF_CONFIG.*same address 'a:1'", "different ports"),
     ],
     ids=["none", "no key", "no JSON", "no port", "no such task", "no such type", "one twice"],
 )

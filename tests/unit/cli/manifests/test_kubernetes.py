@@ -20,13 +20,7 @@ from stratagem.cli.server import input_service_command
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.group.authentication.secret import Secret
-from tests.unit.cli.manifests.kubelet import (
-    StartedPod,
-    by_kind,
-    documents,
-    pod_specs,
-    started_pods,
-)
+from tests.unit.cli.manifests.kubelet import StartedPod, by_kind, documents, pod_specs, started_pods
 from tests.unit.cli.manifests.schemas import NEWEST, OLDEST, mistakes
 
 SIZES = [

@@ -164,10 +164,7 @@ def test_report(tmp_path) -> None:
         "changed": True,
         "changed_lines": 3,
         "left_to_do": [
-            {
-                "line": 4,
-                "text": "tf.foo: there is no counterpart yet, see docs/migrate/tool.md",
-            }
+            {"line": 4, "text": "tf.foo: there is no counterpart yet, see docs/migrate/tool.md"}
         ],
         "error": None,
     }
@@ -308,8 +305,7 @@ def test_cells_are_one_program(cells, expected) -> None:
 
 
 @pytest.mark.parametrize(
-    ("indent", "ensure_ascii", "end"),
-    [(1, False, "\n"), (2, True, ""), (None, True, "\n")],
+    ("indent", "ensure_ascii", "end"), [(1, False, "\n"), (2, True, ""), (None, True, "\n")]
 )
 def test_manner_of_the_json_stays(indent, ensure_ascii, end) -> None:
     dump = {"indent": indent, "ensure_ascii": ensure_ascii}

@@ -40,10 +40,7 @@ CASES = [
         f"sg.input.Dataset, see docs/migrate/tool.md\nimport tensorflow_datasets as tfds\n{SG}"
         "sg.Variable(1)\n",
     ),
-    (
-        "import os, tensorflow as tf\ntf.Variable(1)\n",
-        f"{SG}import os\nsg.Variable(1)\n",
-    ),
+    ("import os, tensorflow as tf\ntf.Variable(1)\n", f"{SG}import os\nsg.Variable(1)\n"),
     (
         "try:\n    import tensorflow as tf\nexcept ImportError:\n    tf = None\n",
         "try:\n    pass\nexcept ImportError:\n    tf = None\n",

@@ -33,10 +33,7 @@ def test_decorator_is_dropped(code) -> None:
 def test_decorator_of_a_method_that_replicas_run_is_dropped() -> None:
     step = "    def step(self, x):\n        return x\n"
     train = "    def train(self, x):\n        return self.strategy.run(self.step, args=(x,))\n"
-    same(
-        f"class A:\n    @tf.function(jit_compile=True)\n{step}{train}",
-        f"class A:\n{step}{train}",
-    )
+    same(f"class A:\n    @tf.function(jit_compile=True)\n{step}{train}", f"class A:\n{step}{train}")
 
 
 def test_other_functions_are_compiled() -> None:
@@ -70,10 +67,7 @@ CALLS = [
         "tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=z)",
         "keras.ops.sparse_categorical_crossentropy(target=y, output=z, from_logits=True)",
     ),
-    (
-        "tf.Variable(1., False, name='v', shape=())",
-        "sg.Variable(1., False, name='v')",
-    ),
+    ("tf.Variable(1., False, name='v', shape=())", "sg.Variable(1., False, name='v')"),
     ("tf.Variable(1., True, None, None, 'v')", "sg.Variable(1., True, name='v')"),
     ("tf.function(f, jit_compile=True)", "sg.function(f, jit_compile=True)"),
     ("tf.random.set_seed(seed=1)", "keras.utils.set_random_seed(seed=1)"),

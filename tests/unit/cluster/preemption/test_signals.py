@@ -343,11 +343,7 @@ def test_templates_take_the_exit_code_for_saved() -> None:
         (lambda: TerminationConfig.slurm(), signal.SIGTERM, None),
         (lambda: TerminationConfig.slurm(["SIGTERM", "SIGUSR1"]), signal.SIGUSR1, None),
         (lambda: TerminationConfig(sources=[SignalSource("SIGUSR2")]), signal.SIGUSR2, None),
-        (
-            lambda: TerminationConfig(lambda: False, sources=[SignalSource()]),
-            signal.SIGTERM,
-            None,
-        ),
+        (lambda: TerminationConfig(lambda: False, sources=[SignalSource()]), signal.SIGTERM, None),
         (
             lambda: TerminationConfig(sources=TerminationConfig.google_cloud(3600).sources[1:]),
             signal.SIGTERM,

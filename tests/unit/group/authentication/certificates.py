@@ -35,9 +35,7 @@ def make_certificates(folder: Path) -> dict[str, str]:
         )
         (folder / file).write_bytes(made.public_bytes(serialization.Encoding.PEM))
     text = keys[1].private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     (folder / "tls.key").write_bytes(text)
     return {"STRATAGEM_TLS_DIR": str(folder)}

@@ -179,10 +179,7 @@ def test_another_answer_is_named(answer, error, words) -> None:
 
 def test_client_of_another_mode_learns_the_mode() -> None:
     claim, answer = with_server(
-        lambda one: [
-            one.sendall(peers.opening(_CLAIM, bytes(32), TLS)),
-            peers.received(one, 200),
-        ],
+        lambda one: [one.sendall(peers.opening(_CLAIM, bytes(32), TLS)), peers.received(one, 200)]
     )
     assert (claim, answer[1][:8], len(answer[1])) == (None, PLAIN, 40)
 

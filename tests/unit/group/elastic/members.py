@@ -50,10 +50,7 @@ class Cluster(Closing):
     def member(self, index: int) -> ElasticGroup:
         """Starts a process, again if one has been at its port before."""
         group = ElasticGroup(
-            listed(index, self.ports),
-            self.limits,
-            Credentials(),
-            prepares=self.prepares,
+            listed(index, self.ports), self.limits, Credentials(), prepares=self.prepares
         )
         self.groups.append(group)
         return group

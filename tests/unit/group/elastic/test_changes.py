@@ -12,12 +12,7 @@ from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.elastic import group as group_module
 from stratagem.group.elastic.changes import TrainingPauses, ViewChanges
 from stratagem.group.elastic.joining import SafePoint
-from stratagem.group.elastic.peers import (
-    Inbox,
-    Stage,
-    receive_message,
-    send_message,
-)
+from stratagem.group.elastic.peers import Inbox, Stage, receive_message, send_message
 from stratagem.group.elastic.views import Report, View
 from stratagem.group.verdict import GroupLimits
 from stratagem.observe.events import MembersEvent

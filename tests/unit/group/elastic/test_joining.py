@@ -24,12 +24,7 @@ from stratagem.group.elastic.joining import (
     receive,
 )
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.group.elastic.peers import (
-    EndedError,
-    Inbox,
-    Stage,
-    send_message,
-)
+from stratagem.group.elastic.peers import EndedError, Inbox, Stage, send_message
 from stratagem.group.elastic.views import View
 from tests.unit.group.elastic.members import PLACE, Step, Training, connected_peers, members_of
 from tests.unit.group.process_group.members import together

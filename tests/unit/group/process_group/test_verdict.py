@@ -18,14 +18,7 @@ from stratagem.group import current
 from stratagem.group.current import Identity, current_group, set_current_group
 from stratagem.group.hub import ExchangeReply, Exchanges, Link, reachable_addresses
 from stratagem.group.member import Group
-from stratagem.group.verdict import (
-    Activity,
-    GroupLimits,
-    MemberView,
-    ProgramPosition,
-    judge,
-    named,
-)
+from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, judge, named
 from tests.unit.group.process_group.members import connected, free_port, hello, identity
 
 _LIMITS = GroupLimits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)

@@ -84,8 +84,7 @@ def test_handler_that_fails_in_another_way_is_reported_too(keys, handle, words, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "idle", "busy"),
-    [("quick", "listener", "listener"), ("short", "listener", "handler")],
+    ("kind", "idle", "busy"), [("quick", "listener", "listener"), ("short", "listener", "handler")]
 )
 def test_quick_kinds_are_handled_at_once_and_short_ones_while_no_handler_is_busy(
     keys, kind, idle, busy
@@ -209,10 +208,7 @@ def test_answer_whose_connection_is_gone_waits_for_who_asks_for_it(
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"", b""], [b"1", b"ping"], [b"1", b"known", b"2"]])
 def test_frames_of_strangers_do_not_stop_it(keys, client, frames) -> None:
-    with (
-        Listener(keys, _echo) as listener,
-        Connections(keys, [listener.address]) as connections,
-    ):
+    with Listener(keys, _echo) as listener, Connections(keys, [listener.address]) as connections:
         client.connect(listener.address)
         client.send_multipart([b"number 0", *frames])
         client.send_multipart([b"", *frames] if frames else [b""])

@@ -294,10 +294,7 @@ if not loaded and len(starts.read_text()) == 1:
         ("", True, ["anew", "anew"]),
         # A program that fails by itself may do so because it was forked.
         pytest.param(
-            "if loaded: raise ValueError",
-            False,
-            ["anew", "loaded", "anew"],
-            marks=pytest.mark.slow,
+            "if loaded: raise ValueError", False, ["anew", "loaded", "anew"], marks=pytest.mark.slow
         ),
     ],
 )

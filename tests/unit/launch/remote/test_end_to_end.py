@@ -110,12 +110,7 @@ weights = np.asarray(model.layers[1].kernel).ravel().tolist()
 print("weights", weights, f"of {strategy.num_replicas_in_sync} replicas")
 """
 
-_PROGRAMS = {
-    "endless": _ENDLESS,
-    "lockstep": _LOCKSTEP,
-    "shares": _SHARES,
-    "train": _TRAIN,
-}
+_PROGRAMS = {"endless": _ENDLESS, "lockstep": _LOCKSTEP, "shares": _SHARES, "train": _TRAIN}
 
 
 class Machines:

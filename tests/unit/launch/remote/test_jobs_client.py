@@ -430,12 +430,7 @@ class Quiet(Logged):
             for reading in ([""], [None], ["", None], ["Runtime env\n"])
         ),
         # The program was stopped after its first frames: its cluster answers.
-        (
-            Quiet,
-            None,
-            "RUNNING",
-            r"no heartbeat for 0\.4 s(?s:.)*twice STRATAGEM_PEER_TIMEOUT_S",
-        ),
+        (Quiet, None, "RUNNING", r"no heartbeat for 0\.4 s(?s:.)*twice STRATAGEM_PEER_TIMEOUT_S"),
     ],
     ids=["cannot start", "silent", *(f"pending {number}" for number in range(4)), "stopped"],
 )

@@ -190,10 +190,7 @@ def test_address_where_no_ray_is_is_reported(monkeypatch) -> None:
 def test_ray_that_is_not_installed_is_reported(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with (
-        RayCluster() as cluster,
-        pytest.raises(ImportError, match="a Ray cluster needs ray"),
-    ):
+    with RayCluster() as cluster, pytest.raises(ImportError, match="a Ray cluster needs ray"):
         cluster.wait()
 
 

@@ -72,13 +72,7 @@ def test_interrupted_launch_of_parameter_servers_exits_with_130_and_leaves_nothi
 
 
 def _run(folder: Path, killed: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.unit.launch.remote.lost_cluster",
-        str(folder),
-        killed,
-    ]
+    command = [sys.executable, "-m", "tests.unit.launch.remote.lost_cluster", str(folder), killed]
     # `weights` is made before the fixture that all tests have removes these variables.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("STRATAGEM_")}
     variables = {"RAY_AUTH_TOKEN": TOKEN, "STRATAGEM_PEER_TIMEOUT_S": "20"}

@@ -303,19 +303,13 @@ def state(task_type="worker", returncode=None, *, ago_s=0.0, lines=(), **more) -
         # Stopped tasks are none, unless a signal ended them that was not sent.
         ([end("a", 1, 1.0, LOST), end("b", 1, 2.0, was_stopped=True)], "a"),
         (
-            [
-                end("a", 1, 1.0, LOST),
-                end("b", -11, 9.0, was_stopped=True, signals=frozenset({15})),
-            ],
+            [end("a", 1, 1.0, LOST), end("b", -11, 9.0, was_stopped=True, signals=frozenset({15}))],
             "b",
         ),
         # An error that quotes the one of another task is no failure of its own, and the other task
         # failed even if it was told to end while it did.
         ([end("a", 1, 1.0, loss=LOSS), end("worker 1", 1, 2.0)], "worker 1"),
-        (
-            [end("a", 1, 1.0, loss=LOSS), end("worker 1", 1, 2.0, was_stopped=True)],
-            "worker 1",
-        ),
+        ([end("a", 1, 1.0, loss=LOSS), end("worker 1", 1, 2.0, was_stopped=True)], "worker 1"),
         ([end("a", 1, 1.0, loss=LOSS), end("worker 2", 1, 2.0, was_stopped=True)], "a"),
         # Whoever saved and left has not failed, if another one has.
         ([end("a", 42, 1.0), end("b", 1, 2.0)], "b"),
@@ -369,10 +363,7 @@ def test_tasks_have_saved_and_left_if_none_failed_otherwise(statuses, left) -> N
         ([state(returncode=0), state("ps"), state("evaluator")], [1]),
         ([state(returncode=0), state("input"), state("evaluator")], [1]),
         ([state(returncode=0, ago_s=60), state("ps"), state("evaluator")], [1, 2]),
-        (
-            [state(returncode=0, ago_s=60), state(returncode=0, ago_s=59), state("evaluator")],
-            [],
-        ),
+        ([state(returncode=0, ago_s=60), state(returncode=0, ago_s=59), state("evaluator")], []),
         ([state("chief", 0, ago_s=60), state(), state("evaluator")], []),
         # What a task has left running goes with it, whatever the others do.
         ([state(returncode=0, is_gone=False), state()], [0]),

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from stratagem.group.verdict import Loss
-from stratagem.launch.restart.policy import (
-    MAX_SHORT_STARTS,
-    SHORT_S,
-    RestartCount,
-    WorkerRestarts,
-)
+from stratagem.launch.restart.policy import MAX_SHORT_STARTS, SHORT_S, RestartCount, WorkerRestarts
 from stratagem.launch.restart.report import (
     CaughtSignals,
     failure_report,

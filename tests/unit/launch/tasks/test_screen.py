@@ -15,11 +15,7 @@ import rich.jupyter
 
 from stratagem.group.verdict import GroupLimits, MemberView, judge
 from stratagem.launch.tasks import output as output_module
-from stratagem.launch.tasks.exit_status import (
-    error_lines,
-    failure_lines,
-    has_lost_peer,
-)
+from stratagem.launch.tasks.exit_status import error_lines, failure_lines, has_lost_peer
 from stratagem.launch.tasks.output import (
     STDERR,
     STDOUT,
