@@ -273,9 +273,7 @@ def test_workers_of_all_nodes_train_together_and_their_run_is_recorded_once(node
         ),
     ],
 )
-def test_all_nodes_restart_after_a_loss_and_end_with_the_same_weights(
-    nodes, folder, victim, on_hosts
-) -> None:
+def test_all_nodes_restart_and_end_with_the_same_weights(nodes, folder, victim, on_hosts) -> None:
     with nodes([]) as launchers:
         assert [end_of(one)[0] for one in launchers] == [0, 0]
     wanted = kernels(folder, 2)

@@ -87,9 +87,7 @@ _NOT_AN_EVENT = "line 1: This line is not an event: "
     ],
     ids=["torn", "unknown", "later version", "no start", "folder"],
 )
-def test_file_that_cannot_be_read_is_reported_and_the_rest_read(
-    tmp_path, name, content, problem
-) -> None:
+def test_file_that_cannot_be_read_is_reported_alone(tmp_path, name, content, problem) -> None:
     write(tmp_path, gang_restart())
     path = tmp_path / "events" / name
     path.mkdir() if content is None else path.write_text(content)

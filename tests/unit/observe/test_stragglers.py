@@ -72,7 +72,7 @@ def test_equal_workers_are_not_late(num_workers, noise, compute_s, measures, see
     seed=st.integers(0, 10**6),
     data=st.data(),
 )
-def test_late_worker_and_its_cause_are_found(
+def test_late_worker_is_found_with_its_cause(
     num_workers, noise, cause, extra_s, seed, data
 ) -> None:
     slow = data.draw(st.integers(0, num_workers - 1))

@@ -104,9 +104,7 @@ _NO_DEVICE = "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
     ],
     ids=["no plugin", "refused", "hidden", "other platform"],
 )
-def test_gpu_that_jax_does_not_use_is_named_with_the_reason(
-    installed, variables, level, text, monkeypatch
-) -> None:
+def test_gpu_that_jax_does_not_use_is_named(installed, variables, level, text, monkeypatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -299,7 +297,7 @@ def test_nightly_package_is_the_package(tmp_path: Path, monkeypatch: pytest.Monk
     ],
     ids=["selected by the import", "selected by the user", "set later"],
 )
-def test_backend_that_the_import_selected_is_not_the_users(
+def test_backend_of_the_import_is_not_the_users(
     initial, backend, expected, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "environ").write_bytes(initial)

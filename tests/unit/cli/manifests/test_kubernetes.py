@@ -44,7 +44,7 @@ def _only_pod(manifests: str) -> StartedPod:
 
 
 @pytest.mark.parametrize(("workload", "workers", "servers", "has_eval"), SIZES)
-def test_manifests_are_valid_and_every_task_reads_itself(
+def test_every_task_of_a_valid_manifest_reads_itself(
     monkeypatch, workload, workers, servers, has_eval
 ) -> None:
     manifests = _render(

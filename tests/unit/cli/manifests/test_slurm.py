@@ -157,9 +157,7 @@ def test_every_worker_finds_its_place_and_its_gpus(tmp_path) -> None:
     ("codes", "exit_code", "requeued"),
     [("42,42", 42, ["requeue 4711"]), ("1,1", 1, []), ("0,0", 0, []), ("42,137", 137, [])],
 )
-def test_job_that_has_saved_before_it_had_to_stop_runs_again(
-    tmp_path, codes, exit_code, requeued
-) -> None:
+def test_job_that_saved_before_it_stopped_runs_again(tmp_path, codes, exit_code, requeued) -> None:
     run = _Run(tmp_path, EXIT_CODES=codes, STRATAGEM_SECRET="s" * 32)
     assert [worker["secret"] for worker in run(_render())] == ["s" * 32] * 2
     assert (run.exit_code, run.requeued) == (exit_code, requeued)

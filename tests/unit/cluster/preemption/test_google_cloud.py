@@ -94,9 +94,7 @@ def test_server_that_stays_silent_is_an_error(metadata_server, monkeypatch) -> N
     assert error.value.__cause__.closed
 
 
-def test_server_that_does_not_wait_is_not_asked_without_a_pause(
-    metadata_server, monkeypatch
-) -> None:
+def test_server_that_does_not_wait_is_asked_after_a_pause(metadata_server, monkeypatch) -> None:
     monkeypatch.setattr(google_cloud, "_PAUSE_S", 3600.0)
     metadata_server.waits = False
     source = GoogleCloudSource()

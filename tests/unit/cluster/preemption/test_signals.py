@@ -264,9 +264,7 @@ sys.exit(42)
 
 
 @pytest.mark.parametrize(("ignores", "code"), [(True, 42), (False, -signal.SIGTERM)])
-def test_signal_while_python_ends_changes_the_exit_code_unless_it_is_ignored(
-    ignores, code, child
-) -> None:
+def test_signal_while_python_ends_changes_the_code_unless_ignored(ignores, code, child) -> None:
     assert child(LAST_SIGNAL.format(ignores=ignores)).wait(TIMEOUT_S) == code
 
 
@@ -372,9 +370,7 @@ def test_signal_of_a_scheduler_is_notice_with_its_grace(preset, signum, grace_s)
         (3600, [(100.0, 10.0), (500.0, 30.0)], 110.0),
     ],
 )
-def test_training_continues_until_the_earliest_grace_period_ends(
-    grace_period, notices, leave_at_s
-) -> None:
+def test_training_goes_on_until_the_earliest_grace_ends(grace_period, notices, leave_at_s) -> None:
     config = TerminationConfig(grace_period=grace_period)
     heard = [
         Notice(source="test", message="Test.", heard_at_s=heard_at_s, grace_s=grace_s)

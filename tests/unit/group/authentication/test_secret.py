@@ -135,9 +135,7 @@ def test_child_processes_get_the_secret_or_a_new_one() -> None:
     ],
     ids=lambda given: next(iter(given)),
 )
-def test_a_token_of_ray_is_made_only_for_processes_that_would_lack_one(
-    given, tmp_path, monkeypatch
-) -> None:
+def test_a_token_of_ray_is_made_for_processes_that_lack_one(given, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert with_ray_token(given) == given
     empty = dict.fromkeys(given, " ")

@@ -235,9 +235,7 @@ def test_another_program_at_the_port(has_started) -> None:
 
 
 @pytest.mark.parametrize(("expected", "is_lost"), [(7, False), (8, True)])
-def test_another_process_at_the_address_of_a_member_proves_that_it_has_ended(
-    expected, is_lost
-) -> None:
+def test_another_process_at_the_address_proves_that_a_member_ended(expected, is_lost) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     peers = _peers(listener.getsockname()[1])
     peers.expected = {1: expected}

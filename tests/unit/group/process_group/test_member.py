@@ -198,7 +198,7 @@ def test_error_in_the_program_is_reported_and_recorded(members, act, tmp_path, m
 
 
 @pytest.mark.parametrize("folder", [None, "missing", ""])
-def test_loss_without_a_place_for_its_record_is_the_same_error(
+def test_loss_that_cannot_be_recorded_is_the_same_error(
     members, folder, tmp_path, monkeypatch
 ) -> None:
     if folder is not None:
@@ -383,7 +383,7 @@ def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members) -> Non
 
 
 @pytest.mark.parametrize("left_first", [False, True])
-def test_process_that_needs_a_batch_of_a_closed_loop_gets_the_name_of_the_other(
+def test_process_that_needs_a_batch_of_a_closed_loop_learns_who_left(
     members, left_first, monkeypatch
 ) -> None:
     monkeypatch.setattr("stratagem.group.member._ERROR_REPORT_S", 0.05)

@@ -285,18 +285,14 @@ def test_unix_socket_of_another_machine_is_not_used(keys, listener) -> None:
     assert peer.place == Place(listener.address)
 
 
-def test_unix_socket_by_which_nothing_was_heard_is_left_for_good(
-    connections, peer, listener
-) -> None:
+def test_socket_by_which_nothing_was_heard_is_left_for_good(connections, peer, listener) -> None:
     connections.to(0).leave_dead_socket()
     for _ in range(2):
         ask(connections)
         assert peer.place == Place(listener.address)
 
 
-def test_busy_server_is_not_left_while_its_unix_socket_is_there(
-    connections, peer, listener
-) -> None:
+def test_busy_server_is_not_left_while_its_socket_is_there(connections, peer, listener) -> None:
     for _ in range(2):
         ask(connections)
     connections.to(0).leave_dead_socket()
@@ -309,7 +305,7 @@ def test_busy_server_is_not_left_while_its_unix_socket_is_there(
     assert connections.to(0).place == Place(listener.address)
 
 
-def test_socket_whose_handshake_ends_after_that_of_the_next_takes_nothing_from_it(
+def test_socket_whose_handshake_is_late_takes_nothing_from_the_next(
     connections, peer, listener
 ) -> None:
     """On busy cores ZeroMQ is late to close the old one, which then is still let in."""
@@ -328,9 +324,7 @@ def test_socket_whose_handshake_ends_after_that_of_the_next_takes_nothing_from_i
     late.close()
 
 
-def test_move_to_the_same_address_keeps_lines_and_takes_a_lost_server_back(
-    connections, peer
-) -> None:
+def test_move_to_the_same_address_keeps_lines_and_takes_a_server_back(connections, peer) -> None:
     ask(connections)
     before = peer.place
     peer.abandon("it ended.")

@@ -86,9 +86,7 @@ def test_handler_that_fails_in_another_way_is_reported_too(keys, handle, words, 
 @pytest.mark.parametrize(
     ("kind", "idle", "busy"), [("quick", "listener", "listener"), ("short", "listener", "handler")]
 )
-def test_quick_kinds_are_handled_at_once_and_short_ones_while_no_handler_is_busy(
-    keys, kind, idle, busy
-) -> None:
+def test_quick_kinds_are_handled_at_once_and_short_ones_if_idle(keys, kind, idle, busy) -> None:
     is_held, may_end = threading.Event(), threading.Event()
 
     def handle(request: Request) -> None:
@@ -173,7 +171,7 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
 
 @pytest.mark.parametrize("again", [[b"ping", b"token"], [_HEADER]])
 @pytest.mark.parametrize("keep_s", [_LIMIT_S, 0.0])
-def test_answer_whose_connection_is_gone_waits_for_who_asks_for_it(
+def test_answer_without_a_connection_waits_for_who_asks(
     keys, client, again, keep_s, monkeypatch
 ) -> None:
     monkeypatch.setattr("stratagem.group.transport.listener._KEEP_S", keep_s)
@@ -381,9 +379,7 @@ def test_frame_before_the_handshake_takes_no_memory(keys, server, begin) -> None
     assert serves(keys, address)
 
 
-def test_handshake_that_does_not_end_is_closed_and_clients_are_served_meanwhile(
-    keys, monkeypatch
-) -> None:
+def test_handshake_without_an_end_is_closed_and_clients_are_served(keys, monkeypatch) -> None:
     monkeypatch.setattr(module, "_HANDSHAKE_MS", 500)
 
     with (

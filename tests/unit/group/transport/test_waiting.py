@@ -127,9 +127,7 @@ def asked(pool: ThreadPoolExecutor, connections: Connections, server: int = 0) -
     return pool.submit(lambda: connections.ask(server, Message("x", {"number": 7})).kind)
 
 
-def test_server_that_works_is_waited_for_beyond_the_limit(
-    start, keys, pool, monkeypatch, pings
-) -> None:
+def test_server_that_works_is_waited_for_for_longer(start, keys, pool, monkeypatch, pings) -> None:
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1.0")
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.05)
     server = start("done", answers=False)
@@ -145,9 +143,7 @@ def test_server_that_works_is_waited_for_beyond_the_limit(
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-def test_server_that_is_started_again_is_sent_it_again(
-    start, keys, pool, monkeypatch, num_before
-) -> None:
+def test_server_that_restarts_is_sent_it_again(start, keys, pool, monkeypatch, num_before) -> None:
     """Before its second request, a client has heard of its Unix socket; the next has another."""
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
     first = start("first")
@@ -166,7 +162,7 @@ def test_server_that_is_started_again_is_sent_it_again(
 
 
 @pytest.mark.parametrize(("way", "num_heard"), [("there", 1), ("back", 2)])
-def test_message_that_is_lost_is_sent_again(
+def test_lost_message_is_sent_again(
     start, keys, pool, monkeypatch, only_tcp, way, num_heard
 ) -> None:
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
@@ -183,7 +179,7 @@ def test_message_that_is_lost_is_sent_again(
     assert [message.kind for message in server.heard] == ["first"] + ["x"] * num_heard
 
 
-def test_answer_that_finds_its_connection_broken_comes_by_the_next(
+def test_answer_over_a_broken_connection_comes_by_the_next(
     start, keys, pool, monkeypatch, only_tcp, pings
 ) -> None:
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
@@ -269,9 +265,7 @@ def test_silent_server_is_looked_for_and_not_too_often(start, keys, monkeypatch,
         (RuntimeError("ps 0 has no restarts left."), r"^ps 0 has no restarts left\.$"),
     ],
 )
-def test_server_that_is_given_up_is_waited_for_no_more_until_it_moves(
-    start, keys, pool, why, words
-) -> None:
+def test_lost_server_is_not_waited_for_until_it_moves(start, keys, pool, why, words) -> None:
     lost, other, third = start("lost", answers=False), start("other", answers=False), start("third")
     with Connections(keys, [lost.address, other.address], peers="Worker") as connections:
         answers = [asked(pool, connections) for _ in range(2)]
@@ -291,9 +285,7 @@ def test_server_that_is_given_up_is_waited_for_no_more_until_it_moves(
         assert connections.ask(1, Message("x")).kind == "other"
 
 
-def test_thread_that_waits_for_a_server_that_is_given_up_is_woken(
-    start, keys, pool, monkeypatch
-) -> None:
+def test_thread_that_waits_for_a_lost_server_is_woken(start, keys, pool, monkeypatch) -> None:
     """It would wait an hour before it asks the server whether it works on something."""
     waits = threading.Event()
     poll = zmq.zmq_poll
@@ -313,7 +305,7 @@ def test_thread_that_waits_for_a_server_that_is_given_up_is_woken(
             answer.result(_LIMIT_S)
 
 
-def test_messages_of_what_was_given_up_are_sent_by_no_later_connection(
+def test_messages_that_were_given_up_are_sent_by_no_later_connection(
     start, keys, impatient
 ) -> None:
     server = start("done")

@@ -246,9 +246,7 @@ _ANSWERS = {"t": "there", "r": "refused", "s": "no answer within 1 s"}
         ("r" * 50 + "t" + "r" * 10, False, 55, True),
     ],
 )
-def test_service_is_lost_after_a_silence(
-    monkeypatch, answers, has_started, lost_at_s, has_ended
-) -> None:
+def test_service_is_lost_if_silent(monkeypatch, answers, has_started, lost_at_s, has_ended) -> None:
     now_s = [0.0]
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "30")
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "60")

@@ -48,9 +48,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_interrupted_launch_of_parameter_servers_exits_with_130_and_leaves_nothing(
-    tmp_path,
-) -> None:
+def test_interrupted_launch_of_servers_exits_with_130_and_leaves_nothing(tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LAUNCHED)
     options = ["--chief", "--workers", "1", "--ps", "1"]
@@ -96,9 +94,7 @@ def weights(tmp_path_factory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("killed", "name"), [("gcs_server", "GCS"), ("raylet", "raylet")])
-def test_lost_ray_is_named_and_a_new_cluster_goes_on_from_the_checkpoint(
-    tmp_path, weights, killed, name
-) -> None:
+def test_lost_ray_is_named_and_a_new_cluster_goes_on(tmp_path, weights, killed, name) -> None:
     lost = _run(tmp_path, killed)
     assert lost.returncode == 1, lost.stderr
     assert f"UnavailableError: Ray's {name} at " in lost.stderr

@@ -210,9 +210,7 @@ def test_node_that_fails_while_the_head_goes_on_says_why() -> None:
         ("/dashboard/dashboard.py", signal.SIGTERM, "its dashboard has ended"),
     ],
 )
-def test_service_that_ends_in_order_or_was_stopped_ends_the_node(
-    part: str, signum: signal.Signals, error: str, monkeypatch
-) -> None:
+def test_service_that_ends_or_was_stopped_ends_the_node(part, signum, error, monkeypatch) -> None:
     """`ray start --block` continues then, as after a raylet that lost its agent."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "6")

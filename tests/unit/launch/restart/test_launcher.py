@@ -89,9 +89,7 @@ raise SystemExit(attempt == "0" and task["index"] == 1)
     assert all(len(secret) == 64 for secret in secrets)
 
 
-def test_tasks_of_a_cluster_share_a_token_of_ray_that_is_stored_nowhere(
-    script, folder, monkeypatch
-) -> None:
+def test_tasks_share_a_token_of_ray_that_is_stored_nowhere(script, folder, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(folder / "home"))
     write = 'Path(name).write_text(os.environ.get("RAY_AUTH_TOKEN", "none"))\n'
     path = script(f'{AFTER}{SELF}{write}if task["type"] == "ps":\n    {WAIT}')
@@ -108,9 +106,7 @@ def test_tasks_of_a_cluster_share_a_token_of_ray_that_is_stored_nowhere(
     assert (folder / "worker-1").read_text() == "mine"
 
 
-def test_tasks_that_saved_and_left_are_started_again_at_no_charge(
-    capfd, script, monkeypatch
-) -> None:
+def test_tasks_that_saved_and_left_start_again_at_no_charge(capfd, script, monkeypatch) -> None:
     """Worker 1 alone gets notice; worker 0 loses it, or is stopped where it does not notice."""
     monkeypatch.setattr(policy, "SETTLE_S", 0.0)
     path = script(
@@ -205,9 +201,7 @@ print("done")
 
 
 @pytest.mark.parametrize(("refused", "code"), [({"1"}, 0), ({"1", "2"}, 1)])
-def test_restart_of_all_that_cannot_start_counts_as_a_failure(
-    monkeypatch, capfd, script, refused, code
-) -> None:
+def test_restart_that_cannot_start_is_a_failure(monkeypatch, capfd, script, refused, code) -> None:
     refuse_starts(monkeypatch, refused)
     path = script('raise SystemExit(3 if os.environ["STRATAGEM_RESTART_COUNT"] == "0" else 0)')
     outcome = launch([sys.executable, path], LaunchOptions(workers=2, max_restarts=2))

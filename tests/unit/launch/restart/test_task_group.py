@@ -118,9 +118,7 @@ ready()
 
 
 @pytest.mark.parametrize("left", [0, 42])
-def test_signal_after_which_tasks_save_and_leave_ends_all_with_their_code(
-    launched, folder, left
-) -> None:
+def test_signal_after_which_tasks_save_ends_all_with_their_code(launched, folder, left) -> None:
     text = f"""{READY}
 def save(signum, frame):
     open(f"saved-{{task['index']}}", "w").close()
