@@ -13,6 +13,7 @@ import stratagem as sg
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart import task_group
 from stratagem.launch.restart.launcher import launch
+from tests.fresh_process import run_fresh
 from tests.unit.launch.waiting import is_running, number_in
 
 WAIT = "import time; time.sleep(1000)\n"
@@ -226,14 +227,7 @@ def test_signal_goes_on_to_the_program_that_calls(script, signum, code, printed)
 
 def test_launcher_loads_no_jax(script) -> None:
     program = (
-        "import sys, stratagem as sg; sg.launch.run(sys.argv[1], workers=2); "
+        f"import sys, stratagem as sg; sg.launch.run({script('')!r}, workers=2); "
         "print(sorted({'jax', 'keras', 'numpy'} & set(sys.modules)))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, script("")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert ended.stdout == "[]\n"
+    assert run_fresh(program) == ["[]"]

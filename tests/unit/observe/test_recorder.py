@@ -184,11 +184,10 @@ def test_file_and_folder_of_a_trace(tmp_path) -> None:
 
 
 def test_several_workers_are_no_single_profile(tmp_path) -> None:
-    _trace(tmp_path, 0, "a")
-    _trace(tmp_path, 1, "a")
-    with pytest.raises(ValueError, match="has traces of 2 workers") as caught:
+    for worker in range(2):
+        _trace(tmp_path, worker, "a")
+    with pytest.raises(ValueError, match=r"has traces of 2 workers(?s:.)*worker-1"):
         read_profile(tmp_path)
-    assert "worker-1" in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "why"), [("", "has no trace"), ("missing", "does not exist")])

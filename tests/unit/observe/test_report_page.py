@@ -24,7 +24,6 @@ from stratagem.observe.goodput import CAUSES, account_for
 from stratagem.observe.report_page import (
     CAUSE_COLORS,
     Section,
-    draw,
     figure_of,
     memory_of,
     render,
@@ -436,13 +435,6 @@ def test_picture_has_the_colors_of_its_causes_and_needs_nothing_from_elsewhere()
 def test_unusual_values_and_names_are_drawn(name, values) -> None:
     lines = [progress(5 + index, 1 + index, **{name: value}) for index, value in enumerate(values)]
     assert name in texts_of(picture_in(render("run", run(process("worker 0", 0, *lines)))))
-
-
-def test_picture_is_written_in_the_format_of_its_name(tmp_path) -> None:
-    draw(gang_restart(), tmp_path / "new" / "run.png")
-    assert (tmp_path / "new" / "run.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="xyz"):
-        draw(gang_restart(), tmp_path / "run.xyz")
 
 
 @pytest.mark.parametrize(

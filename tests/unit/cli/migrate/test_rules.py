@@ -385,10 +385,6 @@ def test_advice_takes_its_text_from_the_table_of_symbols(monkeypatch) -> None:
     rules._differences.cache_clear()
 
 
-def test_advice_without_a_table_of_symbols() -> None:
-    assert str(rules.advice("foo.bar")).startswith("tf.foo.bar: there is no counterpart")
-
-
 # Names of Keras and of this package, read from files.
 
 

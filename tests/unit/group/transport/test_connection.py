@@ -200,16 +200,6 @@ def test_clients_without_the_keys_are_not_heard(listen, keys) -> None:
     assert heard == []
 
 
-def test_what_is_no_message_is_answered_with_an_error(listen, keys) -> None:
-    listener = listen(_echo)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
-        keys.unlock(client)
-        client.connect(listener.address)
-        client.send_multipart([b"12345678", b"no JSON"])
-        assert client.poll(30_000)
-        assert b"invalid message" in b"".join(client.recv_multipart())
-
-
 def test_address_that_is_taken_is_reported(listen) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -229,19 +228,6 @@ def test_signals_are_kept_in_order(handlers, ending) -> None:
         assert handlers == []
     signal.raise_signal(ending)
     assert handlers == [ending]
-
-
-def test_other_thread_catches_nothing_and_changes_nothing(handlers) -> None:
-    before, inside = signal.getsignal(signal.SIGTERM), []
-
-    def catch() -> None:
-        with CaughtSignals():
-            inside.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=catch)
-    thread.start()
-    thread.join()
-    assert inside == [before]
 
 
 # Restarts for tables of exit statuses.

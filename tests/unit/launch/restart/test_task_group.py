@@ -258,11 +258,6 @@ class Run:
 SLOW = {"slow": 1, "cause": "input", "extra_s": 0.5}
 
 
-def test_equal_tasks_are_not_reported(tmp_path) -> None:
-    one = Run(tmp_path)
-    assert [one.train(seed=seed) for seed in range(4)] == [[]] * 4
-
-
 def test_slow_task_is_reported_once_and_again_after_it_recovered(tmp_path) -> None:
     one = Run(tmp_path)
     found = [one.train(**SLOW) for _ in range(4)]
