@@ -89,9 +89,7 @@ later = packed.pack(work)
         ('__name__ != "__main__"', False),
     ],
 )
-def test_script_is_imported_from_the_body_of_its_guard(
-    monkeypatch, tmp_path, test, guarded
-) -> None:
+def test_script_is_imported_only_from_its_guard(monkeypatch, tmp_path, test, guarded) -> None:
     script = tmp_path / "main.py"
     script.write_text(GUARDED.format(test=test))
     helper = types.ModuleType("packed")

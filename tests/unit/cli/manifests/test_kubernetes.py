@@ -12,6 +12,7 @@ import pytest
 
 from stratagem.cli.manifests.rendering import (
     kubernetes_template,
+    ray_template,
     render_kubernetes,
     render_ray,
 )
@@ -646,3 +647,8 @@ def test_value_that_cannot_work_is_refused() -> None:
         render_ray({"ps_replicas": 0})
     with pytest.raises(ValueError, match="has no variable 'train_dir'"):
         render_ray({"train_dir": "/out"})
+
+
+def test_template_of_ones_own_is_rendered() -> None:
+    own = ray_template().replace('memory_per_task = "4Gi"', 'memory_per_task = "64Gi"')
+    assert 'memory: "64Gi"' in render_ray(template=own)

@@ -260,7 +260,7 @@ SCRIPT = "import stratagem as sg\n"
         ("train.py", None, {}, False),
     ],
 )
-def test_scripts_that_would_not_notice_are_forked(tmp_path, name, text, variables, can) -> None:
+def test_only_scripts_that_do_not_notice_are_forked(tmp_path, name, text, variables, can) -> None:
     path = tmp_path / name
     if text is not None:
         path.write_text(text)
