@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from stratagem.parameter_server.client import row_requests as request_partitioni
 from stratagem.parameter_server.client.client import SentRules, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
 from stratagem.parameter_server.server.server import ParameterServer
-from tests.unit.parameter_server.server.update_rules import Momentum, Slow
+from tests.unit.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 3
 
@@ -63,21 +62,14 @@ def place(name: str, value: np.ndarray, num_shards: int = 4) -> ShardLayout:
 def test_variables_come_back_whole(served, shape, dtype) -> None:
     value = (np.arange(np.prod(shape)).reshape(shape) % 2).astype(np.dtype(dtype))
     assert served.create(place("v", value), value)
+    assert served.journal() == dict.fromkeys(range(NUM_SERVERS))  # they have none
+    state = served.describe()[0]
+    assert state["journaled_version"] is state["restored_version"] is None
     got = served.pull(["v"])["v"]
     assert got.dtype == value.dtype
     np.testing.assert_array_equal(got, value)
     served.assign("v", 1 - value.astype("float32"))
     np.testing.assert_array_equal(served.pull(["v"])["v"], (1 - value.astype("float32")))
-
-
-def test_initial_values_are_made_where_they_are_held(served) -> None:
-    def rows(first_row: int, num_rows: int) -> np.ndarray:
-        return 10.0 * np.arange(first_row, first_row + num_rows)[:, None] + np.arange(2)
-
-    wanted = rows(0, 13).astype("float32")
-    assert served.create(place("v", wanted), rows)
-    np.testing.assert_array_equal(served.pull(["v"])["v"], wanted)
-    assert not served.create(place("v", wanted), rows)  # a client that was started again
 
 
 @pytest.mark.parametrize("name", ["v", "table"])
@@ -135,41 +127,17 @@ def test_gradients_update_shards_rows_and_slots(served) -> None:
     assert not any(served.scalars(server) for server in range(NUM_SERVERS))
 
 
-def server_of_one_variable(served: ServerClient, rule: Any) -> int:
-    """Makes the variable v in one piece, and returns its server."""
-    value = np.zeros(3, np.float32)
-    placement = place("v", value, 1)
-    served.create(placement, value)
-    served.set_rule(rule, ["v"])
-    (server,) = placement.servers
-    return server
-
-
-def first_push() -> Message:
-    fields = {"client": "c", "number": 1, "version": 0, "whole": ["v"], "rows": []}
-    return Message("push", fields, [np.ones(3, np.float32)])
-
-
 def test_push_may_tell_what_an_optimizer_keeps_once(served) -> None:
-    server = server_of_one_variable(served, Momentum())
+    placement = place("v", np.zeros(3, np.float32), 1)
+    served.create(placement, np.zeros(3, np.float32))
+    served.set_rule(Momentum(), ["v"])
+    (server,) = placement.servers
     for count in (7, 2):
         pushed = served.push({"v": np.ones(3, np.float32)}, scalars={"count": count})
         assert pushed.is_used
         assert int(served.scalars(server)["count"]) == count + 1  # set first, then counted
     with pytest.raises(ServerError, match="no scalar 'rate' on this server"):
         served.push({"v": np.ones(3, np.float32)}, scalars={"rate": 1.0})
-
-
-def test_push_that_is_sent_again_while_the_first_is_applied_counts_once(
-    served, connections
-) -> None:
-    server, push = server_of_one_variable(served, Slow()), first_push()
-    threads = [threading.Thread(target=connections.ask, args=(server, push)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
 
 
 def test_unknown_requests_and_names_are_reported(served, connections) -> None:
@@ -281,19 +249,10 @@ class Sent:
         self.messages.append((server, message))
         return Message("ok")
 
-
-@pytest.fixture
-def sent() -> Sent:
-    return Sent()
-
-
-@pytest.fixture
-def rules(sent: Any) -> SentRules:
-    rules = SentRules(sent)
-    for name in ("sgd", "adam"):
-        with rules.noted(name, messages_of(name)):
-            pass
-    return rules
+    def take(self) -> list[tuple[int, str]]:
+        """Optimizers by server, since the last time."""
+        taken, self.messages = self.messages, []
+        return [(to, one.fields["optimizer"]) for to, one in taken]
 
 
 def messages_of(name: str, number: int = 7) -> dict[int, Message]:
@@ -301,36 +260,31 @@ def messages_of(name: str, number: int = 7) -> dict[int, Message]:
     return {server: Message("rule", fields) for server in (0, 1)}
 
 
-def test_optimizers_go_to_one_server_again_without_their_mode(rules, sent) -> None:
+def test_optimizers_that_servers_have_are_sent_again_to_one_that_restarted() -> None:
+    sent: Any = Sent()
+    rules = SentRules(sent)
+    for name in ("sgd", "adam"):
+        with rules.noted(name, messages_of(name)):
+            pass
     assert rules.send(1) == {"sgd", "adam"}
-    assert [(to, one.fields["optimizer"]) for to, one in sent.messages] == [(1, "sgd"), (1, "adam")]
     assert all(one.fields["mode"] is None for _, one in sent.messages)
     clients = {one.fields["client"] for _, one in sent.messages}
     assert len(clients | {"c"}) == 3  # the numbers of the first client go on
-
-
-def test_only_those_that_are_needed_are_sent_and_none_that_was_dropped(rules, sent) -> None:
-    rules.forget("adam")
-    assert rules.send(0, ["adam", "lion"]) == set()
-    assert rules.send(0, ["sgd", "lion"]) == {"sgd"}
-    assert [one.fields["optimizer"] for _, one in sent.messages] == ["sgd"]
-
-
-def test_server_that_restarts_while_others_have_not_answered_gets_the_optimizer(
-    rules, sent
-) -> None:
-    """It has answered, so that only this sends the optimizer again."""
+    assert sent.take() == [(1, "sgd"), (1, "adam")]
+    # One that has answered may restart while others have not.
     with rules.noted("lion", messages_of("lion")):
         assert rules.send(1, ["lion"]) == {"lion"}
-    assert [(to, one.fields["optimizer"]) for to, one in sent.messages] == [(1, "lion")]
-
-
-def test_optimizer_that_is_refused_is_not_sent_again(rules, sent) -> None:
-    for name in ("lion", "sgd"):
+    assert sent.take() == [(1, "lion")]
+    # None that was refused, or is not needed, or was dropped.
+    for name in ("ftrl", "sgd"):
         with pytest.raises(ValueError, match="another"), rules.noted(name, messages_of(name, 8)):
             raise ValueError("another optimizer")
-    assert rules.send(0) == {"sgd", "adam"}
-    assert rules.send(0, ["lion"]) == set()
+    assert rules.send(0) == {"sgd", "adam", "lion"}
+    sent.take()
+    rules.forget("adam")
+    assert rules.send(0, ["adam", "ftrl"]) == set()
+    assert rules.send(0, ["sgd", "ftrl"]) == {"sgd"}
+    assert sent.take() == [(0, "sgd")]
 
 
 # One message to each server, however many shards of a variable it holds.

@@ -30,7 +30,7 @@ TABLE = {"initializer": {"kind": "uniform", "seed": 3}, "max_rows": 100}
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 7, 100])
-def test_servers_have_consecutive_buckets_in_equal_shares(num_servers) -> None:
+def test_servers_have_consecutive_buckets_and_most_rows_in_equal_shares(num_servers) -> None:
     servers = [*range(num_servers)][::-1]
     layout = layout_of_keys("table", (8, 2), "float32", servers)
     assert layout.servers == tuple(servers)
@@ -46,15 +46,10 @@ def test_servers_have_consecutive_buckets_in_equal_shares(num_servers) -> None:
         shares = np.bincount(owners, minlength=num_servers) * num_servers / len(keys)
         spread = 6 * np.sqrt(num_servers / len(keys))  # of a binomial distribution
         np.testing.assert_allclose(shares, 1, atol=spread)
-
-
-@pytest.mark.parametrize("num_servers", [1, 2, 3, 7])
-def test_most_rows_are_divided_over_the_servers(num_servers) -> None:
-    layout = layout_of_keys("table", (8,), "float32", range(num_servers), TABLE)
-    shares = [layout.spec_of(shard)["table"]["max_rows"] for shard in range(num_servers)]
-    assert sum(shares) == TABLE["max_rows"]
-    assert max(shares) - min(shares) <= 1
-    assert layout.table == TABLE
+    limited = layout_of_keys("table", (8,), "float32", servers, TABLE)
+    most = [limited.spec_of(shard)["table"]["max_rows"] for shard in range(num_servers)]
+    assert (sum(most), max(most) - min(most) <= 1) == (TABLE["max_rows"], True)
+    assert limited.table == TABLE
 
 
 # Distinct keys of a step, beside dictionaries.
@@ -127,37 +122,24 @@ def test_gradients_of_all_keys_are_pushed_as_they_were_requested() -> None:
 # Where variables are put.
 
 
-def test_variables_of_one_size_are_dealt_out_in_turn() -> None:
+def test_variables_and_their_shards_are_dealt_out_by_size() -> None:
     placer = ShardPlacer(3)
-    assert [placer.place(f"v{i}", (2, 2), "float32").servers for i in range(7)] == [
-        (i % 3,) for i in range(7)
-    ]
-
-
-def test_kernels_of_an_mlp_do_not_all_go_to_one_server() -> None:
-    placer = ShardPlacer(2)
+    places = [placer.place(f"v{i}", (2, 2), "float32").servers for i in range(7)]
+    assert places == [(i % 3,) for i in range(7)]
+    placer = ShardPlacer(2)  # the kernels and biases of a network
     shapes = [(784, 256), (256,), (256, 128), (128,), (128, 10), (10,)]
-    places = [placer.place(str(shape), shape, "float32") for shape in shapes]
-    assert [place.servers[0] for place in places] == [0, 1, 1, 1, 1, 1]
-
-
-def test_shards_are_dealt_out_and_cover_every_row() -> None:
+    places = [placer.place(str(shape), shape, "float32").servers for shape in shapes]
+    assert places == [(0,), (1,), (1,), (1,), (1,), (1,)]
     placer = ShardPlacer(2, sg.partitioners.FixedShardsPartitioner(5))
     place = placer.place("table", (13, 2), "float32", has_rows=True)
-    assert place.rows == (3, 3, 3, 2, 2)
-    assert place.first_rows == (0, 3, 6, 9, 11)
+    assert (place.rows, place.first_rows) == ((3, 3, 3, 2, 2), (0, 3, 6, 9, 11))
     assert place.servers == (0, 1, 0, 1, 1)
     assert [place.shape_of(shard) for shard in range(5)] == [(n, 2) for n in place.rows]
     value = np.arange(26).reshape(13, 2)
     np.testing.assert_array_equal(np.concatenate(place.parts(value)), value)
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (0, 4)])
-def test_scalars_and_empty_variables_have_one_place(shape) -> None:
-    place = ShardPlacer(2, sg.partitioners.FixedShardsPartitioner(5)).place("v", shape, "int64")
-    assert len(place.servers) == 1
-    assert place.shape_of(0) == shape
-    assert place.dtype == "int64"
+    for shape in ((), (0,), (0, 4)):
+        place = placer.place("v", shape, "int64")
+        assert (len(place.servers), place.shape_of(0), place.dtype) == (1, shape, "int64")
 
 
 # Warnings of updates that were lost with servers.
@@ -286,13 +268,11 @@ def check(keys: np.ndarray) -> None:
     np.testing.assert_array_equal(again, found)
 
 
-@given(ANY_KEYS)
-def test_equal_keys_and_only_these_have_one_place(keys) -> None:
-    check(keys)
-
-
 @given(ANY_KEYS, st.integers(0, 1))
-def test_keys_with_equal_hashes_are_told_apart(keys, num_good) -> None:
+def test_equal_keys_have_one_place_and_those_with_equal_hashes_are_told_apart(
+    keys, num_good
+) -> None:
+    check(keys)
     hashes = (np.uint64(0), *num_good * shards._HASHES[1:], np.uint64(0))[:2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "_HASHES", hashes)  # of the first, or of both
