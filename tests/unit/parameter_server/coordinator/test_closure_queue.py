@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 
 from stratagem.errors import CancelledError, ClosureInputError
 from stratagem.parameter_server.coordinator.closure_queue import (
-    MAX_CLOSURES,
     MAX_GROUP,
     ClosureQueue,
 )
@@ -209,18 +208,19 @@ def test_queue_is_a_line_of_lists() -> None:
     run_state_machine_as_test(Line, settings=chosen)
 
 
-def test_queue_holds_as_many_as_tensorflows() -> None:
-    assert MAX_CLOSURES == 262_144
-
-
-def test_put_waits_while_the_queue_is_full() -> None:
+def test_put_waits_while_the_queue_is_full_and_hears_of_an_error() -> None:
     queue = queue_of(closure(), closure(), capacity=2)
     thread, ended = in_thread(lambda: queue.put(closure()))
     thread.join(0.1)
     assert thread.is_alive()
-    get(queue)
+    running = get(queue)
     thread.join(120)
     assert ended == [None]
+    thread, ended = in_thread(lambda: queue.put(closure()))
+    thread.join(0.05)
+    queue.fail(running, ValueError("broken"))
+    thread.join(120)
+    assert [str(error) for error in ended] == ["broken"]
 
 
 def test_closures_of_one_worker_wait_for_it() -> None:
@@ -239,20 +239,9 @@ def test_closures_of_one_worker_wait_for_it() -> None:
     assert ended == [[]]
 
 
-def test_put_that_waits_for_room_hears_of_an_error() -> None:
-    queue = queue_of(closure(), capacity=1)
-    running = get(queue)
-    queue.put(closure())
-    thread, ended = in_thread(lambda: queue.put(closure()))
-    thread.join(0.05)
-    queue.fail(running, ValueError("broken"))
-    thread.join(120)
-    assert [str(error) for error in ended] == ["broken"]
-
-
 def test_errors_that_are_raised_again_keep_no_earlier_frames() -> None:
     queue, failed = ClosureQueue(), RemoteValue()
-    lost_for_good(queue)
+    queue.lose_worker(1, ConnectionError("worker 1"))
     try:
         raise ValueError("a function")
     except ValueError as error:
@@ -266,10 +255,6 @@ def test_errors_that_are_raised_again_keep_no_earlier_frames() -> None:
         assert len(counts) == 1
     here, *library, first = [frame.name for frame in caught.traceback]
     assert (library, first) == (["fetch", "_wait"], here)  # the first traceback is kept
-
-
-def lost_for_good(queue: ClosureQueue) -> None:
-    queue.lose_worker(1, ConnectionError("worker 1"))
 
 
 def test_many_workers_run_each_closure_once() -> None:
@@ -305,10 +290,6 @@ def test_remote_value_tells_at_once_or_later() -> None:
     assert seen == [value, value]
 
 
-def names(taken: list[Closure]) -> str:
-    return "".join(one.name for one in taken)
-
-
 @pytest.mark.parametrize("worker", [None, 0])
 def test_short_closures_are_taken_together(worker) -> None:
     """Half of those left, as many as fit into 2 ms, and none after a long one."""
@@ -320,7 +301,7 @@ def test_short_closures_are_taken_together(worker) -> None:
         for one in taken:
             assert one.num_starts == 1
             queue.finish(one, None)
-        return names(taken)
+        return "".join(one.name for one in taken)
 
     assert queue.counts["queued"] == 15
     assert [take() for _ in range(4)] == ["aa", "b", "a", "c"]
@@ -328,12 +309,6 @@ def test_short_closures_are_taken_together(worker) -> None:
     assert queue.counts == {"queued": 1, "waiting": 0, "running": 0, "done": 14}
     assert take() == "b"
     assert queue.is_done()
-
-
-def test_group_has_a_limit() -> None:
-    queue = queue_of(*numbered(4 * MAX_GROUP))
-    assert len(queue.take(0, expected_s=lambda _: 0.0)) == MAX_GROUP
-    assert len(queue.take(0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -351,6 +326,9 @@ def test_longer_group_is_a_share_of_the_queue(duration_s, num_workers, sizes) ->
     queue.num_workers = num_workers
     taken = [queue.take(worker, expected_s=lambda _: duration_s) for worker in range(2)]
     assert [*map(len, taken)] == sizes
+    many = queue_of(*numbered(4 * MAX_GROUP))
+    assert len(many.take(0, expected_s=lambda _: 0.0)) == MAX_GROUP
+    assert len(many.take(0)) == 1
 
 
 def test_busy_worker_leaves_the_last_closures_to_idle_ones() -> None:
@@ -371,13 +349,10 @@ def test_busy_worker_leaves_the_last_closures_to_idle_ones() -> None:
     queue.finish(running, None)
     thread.join(120)
     assert ended == [[left[1]]]
-
-
-def test_busy_worker_takes_more_than_idle_ones_can() -> None:
-    queue = ClosureQueue()
-    queue.num_workers = 2
+    for one in left:
+        queue.finish(one, None)
     thread, ended = in_thread(lambda: queue.take(0, lambda: True))
-    put = numbered(3)
+    put = numbered(3)  # more than idle ones can take
     for one in put:
         assert ended == []
         queue.put(one)

@@ -172,38 +172,31 @@ def test_arguments_arrive_as_they_were_given(coordinator) -> None:
     assert coordinator.schedule(lambda: 5, args=None, kwargs=None).fetch() == 5
 
 
-def test_function_is_sent_once(coordinator) -> None:
+def test_function_and_method_are_sent_once(coordinator) -> None:
     packed: list[str] = []
 
-    class Packed:
-        """Notes when it is sent."""
-
-        def __reduce__(self) -> Any:
-            packed.append("once")
-            return (Packed, ())
-
-    thing = Packed()
-
-    def function() -> str:
-        return type(thing).__name__
-
-    for worker in (0, 1, 2, 0, 1, 2):
-        assert coordinator.schedule(function, worker=worker).fetch() == "Packed"
-    assert packed == ["once"]
-
-
-def test_method_is_sent_once_however_it_is_written(coordinator) -> None:
     class Trainer:
-        """Each worker keeps one."""
+        """Each worker keeps one; notes when it is sent."""
 
         def __init__(self, num_calls: int) -> None:
             self.num_calls = num_calls
+
+        def __reduce__(self) -> Any:
+            packed.append("once")
+            return (Trainer, (self.num_calls,))
 
         def step(self) -> int:
             self.num_calls += 1
             return self.num_calls
 
     trainer, other = Trainer(0), Trainer(5)
+
+    def function() -> str:
+        return type(trainer).__name__
+
+    for worker in (0, 1, 2, 0, 1, 2):
+        assert coordinator.schedule(function, worker=worker).fetch() == "Trainer"
+    assert packed == ["once"]
     assert [coordinator.schedule(trainer.step, worker=1).fetch() for _ in range(3)] == [1, 2, 3]
     assert [coordinator.schedule(other.step, worker=1).fetch() for _ in range(2)] == [6, 7]
 

@@ -114,14 +114,6 @@ def test_replicas_come_back_apart() -> None:
         assert reduced.fetch() == 10
 
 
-def test_result_that_cannot_be_sent_is_an_error(coordinator) -> None:
-    value = coordinator.schedule(threading.Lock)
-    with pytest.raises(TypeError, match="cannot be sent"):
-        coordinator.join()
-    with pytest.raises(TypeError, match="cannot be sent"):
-        value.fetch()
-
-
 def test_fetch_takes_structures(coordinator) -> None:
     values = [coordinator.schedule(ten_more, args=(i,)) for i in range(3)]
     each = PerWorkerValues(
@@ -192,15 +184,16 @@ def test_what_runs_ends_and_what_has_not_started_is_cancelled(coordinator) -> No
     assert sorted(seen) == [0, 1]
 
 
+class OwnError(Exception):
+    """Takes arguments of its own, and has more."""
+
+    def __init__(self, code: int, *, text: str = "no text") -> None:
+        super().__init__(code)
+        self.code = code
+        self.text = text
+
+
 def test_error_of_a_class_that_is_here_too(coordinator) -> None:
-    class OwnError(Exception):
-        """Takes arguments of its own, and has more."""
-
-        def __init__(self, code: int, *, text: str = "no text") -> None:
-            super().__init__(code)
-            self.code = code
-            self.text = text
-
     def function() -> None:
         error = OwnError(7)
         error.text = "told"
@@ -209,8 +202,7 @@ def test_error_of_a_class_that_is_here_too(coordinator) -> None:
     coordinator.schedule(function)
     with pytest.raises(OwnError) as raised:
         coordinator.join()
-    assert raised.value.code == 7
-    assert raised.value.text == "told"
+    assert (raised.value.code, raised.value.text) == (7, "told")
 
 
 class TwoArgumentsError(Exception):
@@ -224,27 +216,27 @@ def raise_two() -> None:
     raise TwoArgumentsError("one", "two")
 
 
-class LockError(Exception):
-    """Cannot be pickled."""
-
-    def __init__(self) -> None:
-        super().__init__("has a lock")
-        self.lock = threading.Lock()
-
-
 def raise_lock() -> None:
-    raise LockError
+    error = LookupError("has a lock")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    raise error
 
 
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(raise_two, "TwoArgumentsError: one and two"), (raise_lock, "LockError: has a lock")],
+    [(raise_two, "TwoArgumentsError: one and two"), (raise_lock, "LookupError: has a lock")],
 )
-def test_error_that_cannot_be_sent_is_reported_in_words(coordinator, function, words) -> None:
+def test_error_or_result_that_cannot_be_sent_is_reported_in_words(
+    coordinator, function, words
+) -> None:
     coordinator.schedule(function)
     with pytest.raises(RuntimeError, match=words) as raised:
         coordinator.join()
     assert function.__name__ in "".join(raised.value.__notes__)
+    value = coordinator.schedule(threading.Lock)
+    for wait in (coordinator.join, value.fetch):
+        with pytest.raises(TypeError, match="cannot be sent"):
+            wait()
 
 
 def test_notes_of_an_error_have_the_traceback_of_the_worker(coordinator) -> None:
