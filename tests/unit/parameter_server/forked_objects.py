@@ -20,13 +20,7 @@ def serve_parameters(index: int, keys: ClusterKeys) -> ParameterServer:
 
 
 class Told:
-    """Tells about its process to whoever asks, and leaves a file when it is closed.
-
-    Args:
-        index: of the process.
-        keys: of the cluster.
-        folder: of the file.
-    """
+    """Tells about its process to whoever asks, and leaves a file when it is closed."""
 
     def __init__(self, index: int, keys: ClusterKeys, folder: str) -> None:
         self._index, self._folder = index, folder
@@ -53,8 +47,7 @@ class Told:
         request.answer(Message("told", fields))
 
 
-def serve_told(index: int, keys: ClusterKeys, folder: str) -> Told:
-    return Told(index, keys, folder)
+serve_told = Told
 
 
 def serve_late(index: int, keys: ClusterKeys, folder: str) -> Told:

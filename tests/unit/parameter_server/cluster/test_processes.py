@@ -36,10 +36,8 @@ from tests.unit.launch.waiting import until
 from tests.unit.parameter_server import forked_objects as served
 
 LIMIT_S = 60.0
-_MODULES = (
-    "cloudpickle",
-    "tests.unit.parameter_server.forked_objects",
-)  # loaded once, not in each process
+# Loaded once, not in each process.
+_MODULES = ("cloudpickle", "tests.unit.parameter_server.forked_objects")
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +69,9 @@ class Watched:
 
 
 def ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
+    message = Message("tell", {"variables": list(variables)})
     with Connections(keys, [address]) as connections:
-        return connections.ask(
-            0, Message("tell", {"variables": list(variables)}), timeout_s=30.0
-        ).fields
+        return connections.ask(0, message, timeout_s=30.0).fields
 
 
 @pytest.mark.slow
@@ -132,12 +129,8 @@ def test_another_standby_takes_the_place_of_one_that_was_killed(keys) -> None:
         (parent,) = _parents(pids)
         os.kill(parent, 9)
         events = [watched.next() for _ in range(4)]
-        assert sorted(event[:2] for event in events) == [
-            ("lost", 0),
-            ("lost", 1),
-            ("returned", 0),
-            ("returned", 1),
-        ]
+        wanted = [(what, index) for what in ("lost", "returned") for index in range(2)]
+        assert sorted(event[:2] for event in events) == wanted
         assert _parents(servers.pids) != {parent}
 
 
@@ -299,6 +292,18 @@ def test_restarts_wait_longer_and_end(most, lived_s, delays) -> None:
     assert [restarts.delay_after_loss_s(one) for one in lived_s] == delays
 
 
+def test_process_that_never_starts_is_given_up_and_a_start_forgets_failures() -> None:
+    restarts = Restarts()
+    delays = [restarts.delay_after_failed_start_s() for _ in range(MAX_FAILED_STARTS)]
+    assert delays == [0.0, 0.5, 1.0, 2.0, None]
+    restarts = Restarts()
+    for _ in range(3):
+        delays = [restarts.delay_after_failed_start_s() for _ in range(MAX_FAILED_STARTS - 1)]
+        assert None not in delays
+        restarts.started()
+    assert restarts.delay_after_loss_s(100.0) == 0.0
+
+
 def test_slow_watcher_adds_nothing_to_the_life_of_a_process(keys, standby, monkeypatch) -> None:
     """Else a process that always dies at once would never be waited for."""
     passed_s, lived = [0.0], list[float]()
@@ -320,18 +325,6 @@ def test_slow_watcher_adds_nothing_to_the_life_of_a_process(keys, standby, monke
         processes.kill(0)
         assert returned.wait(LIMIT_S)
     assert [one < 5_000.0 for one in lived] == [True]
-
-
-def test_process_that_never_starts_is_given_up_and_a_start_forgets_failures() -> None:
-    restarts = Restarts()
-    delays = [restarts.delay_after_failed_start_s() for _ in range(MAX_FAILED_STARTS)]
-    assert delays == [0.0, 0.5, 1.0, 2.0, None]
-    restarts = Restarts()
-    for _ in range(3):
-        delays = [restarts.delay_after_failed_start_s() for _ in range(MAX_FAILED_STARTS - 1)]
-        assert None not in delays
-        restarts.started()
-    assert restarts.delay_after_loss_s(100.0) == 0.0
 
 
 # Of Ray alone.
@@ -462,13 +455,9 @@ def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_resources_are_for_each_process(keys) -> None:
+def test_resources_are_for_each_process_and_a_connection_is_needed(keys, monkeypatch) -> None:
     with pytest.raises(ValueError, match="2 processes of kind 'ps' received 1 resources"):
         RayProcesses("ps", served.serve_parameters, [(keys,)] * 2, resources=[{}])
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_processes_need_a_connection(keys, monkeypatch) -> None:
     monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
     with pytest.raises(RuntimeError, match="this process is not connected to Ray"):
         RayProcesses("ps", served.serve_parameters, [(keys,)])

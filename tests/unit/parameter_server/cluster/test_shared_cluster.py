@@ -45,16 +45,9 @@ _SERVER = "from stratagem.cli import main; main()"
 def run_on_machines(
     program: str, cluster: Mapping[str, Sequence[str]], network: str, folder: Path
 ) -> list[str]:
-    """Runs a cluster until all its tasks have ended well, and left no process.
+    """What each task of a cluster prints; all end well and leave no process.
 
-    Args:
-        program: what all tasks but servers run.
-        cluster: the addresses of its tasks, machine by machine.
-        network: the first three numbers of these addresses.
-        folder: for the program and what it prints.
-
-    Returns:
-        What each task has printed.
+    All but servers run the program; `network` has the first three numbers of the addresses.
     """
     (folder / "program.py").write_text(program)
     variables = {
@@ -151,13 +144,6 @@ print(json.dumps(losses), flush=True)
 """
 
 
-class NoActors:
-    """Ray, where nobody has made an actor."""
-
-    def get_actor(self, name: str, namespace: str) -> Any:
-        raise ValueError(name)
-
-
 class Present:
     """Ray and a meeting in one, of whose two machines one has gone."""
 
@@ -178,26 +164,22 @@ def member(task: tuple[str, int], ray: Any) -> Any:
     return made
 
 
-def test_leader_that_does_not_come_is_named(monkeypatch) -> None:
+def test_leader_that_does_not_come_or_has_gone(monkeypatch) -> None:
+    def none(name: object, *arguments: object, **options: object) -> None:
+        raise ValueError(name)  # as Ray, where nobody has made an actor
+
+    def late(*arguments: object) -> None:
+        raise ray.exceptions.GetTimeoutError(str(arguments))
+
+    worker = member(("worker", 0), types.SimpleNamespace(get_actor=none, exceptions=ray.exceptions))
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
     words = r"The leader, \('chief', 0\), did not publish the servers' addresses within 0.3 s"
     with pytest.raises(DeadlineExceededError, match=words):
-        member(("worker", 0), NoActors())._found()
-
-
-def test_nobody_coordinates_workers_with_programs_of_their_own() -> None:
+        worker._found()
+    worker._asked = late
+    assert worker._announced_address(0) is None
     with pytest.raises(RuntimeError, match="created in a worker that runs its own program"):
-        member(("worker", 0), None).start_workers()
-
-
-def test_server_is_nowhere_known_once_the_leader_is_gone() -> None:
-    gone = member(("worker", 0), types.SimpleNamespace(exceptions=ray.exceptions))
-
-    def ask(*arguments: object) -> None:
-        raise ray.exceptions.GetTimeoutError(str(arguments))
-
-    gone._asked = ask
-    assert gone._announced_address(0) is None
+        worker.start_workers()
 
 
 def test_workers_wait_until_the_leader_has_begun_a_training() -> None:
