@@ -104,28 +104,29 @@ def in_lockstep() -> Iterator[Any]:
         yield made
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["adam", "clipped"])
-def test_fit_is_that_of_plain_keras(strategy, name) -> None:
-    model = compare(strategy, OPTIMIZERS[name])
-    table = sg.embedding.stats(strategy)[model.get_layer("table").embeddings.path]
-    assert (table.rows, table.created) == (NUM_KEYS, NUM_KEYS)
-
-
-def test_fit_in_lockstep_is_that_of_plain_keras(in_lockstep) -> None:
-    compare(in_lockstep, OPTIMIZERS["clipped"])
-
-
-@pytest.mark.slow  # each operation is compiled alone
-def test_fit_op_by_op_is_that_of_plain_keras() -> None:
-    with hybrid({"table": "server"}, ["cpu:0"], ThreadCluster(2, [])) as (strategy, _):
-        compare(strategy, OPTIMIZERS["clipped"], run_eagerly=True)
-
-
-@pytest.mark.slow
-def test_synchronous_workers_are_one_device() -> None:
-    with local_strategy(2, mode=UpdateMode(2)) as strategy:
-        compare(strategy, OPTIMIZERS["adagrad"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("clipped", "lockstep"),
+        pytest.param("adam", "worker", marks=pytest.mark.slow),
+        pytest.param("clipped", "worker", marks=pytest.mark.slow),
+        pytest.param("adagrad", "synchronous", marks=pytest.mark.slow),
+        pytest.param("clipped", "op by op", marks=pytest.mark.slow),  # each is compiled alone
+    ],
+)
+def test_fit_is_that_of_plain_keras(strategy, in_lockstep, name, place) -> None:
+    optimizer = OPTIMIZERS[name]
+    if place == "synchronous":
+        with local_strategy(2, mode=UpdateMode(2)) as workers:
+            compare(workers, optimizer)
+    elif place == "op by op":
+        with hybrid({"table": "server"}, ["cpu:0"], ThreadCluster(2, [])) as (one, _):
+            compare(one, optimizer, run_eagerly=True)
+    else:
+        own = in_lockstep if place == "lockstep" else strategy
+        model = compare(own, optimizer)
+        table = sg.embedding.stats(own)[model.get_layer("table").embeddings.path]
+        assert (table.rows, table.created) == (NUM_KEYS, NUM_KEYS)
 
 
 @pytest.mark.slow
@@ -254,7 +255,7 @@ def test_padding_has_no_row_and_no_part() -> None:
         assert found.rows == 3
 
 
-def test_mask_of_rows_that_are_not_pooled(strategy) -> None:
+def test_mask_of_rows_that_are_not_pooled_and_weights_as_factors(strategy) -> None:
     with strategy.scope():
         layer = DynamicEmbedding(4, mask_zero=True)
     keys = sg.embedding.keys([["a", ""]])
@@ -262,9 +263,6 @@ def test_mask_of_rows_that_are_not_pooled(strategy) -> None:
     rows = layer(keys)
     assert np.all(np.asarray(rows)[0, 1] == 0)
     assert np.all(np.asarray(rows)[0, 0] != 0)
-
-
-def test_weights_are_factors(strategy) -> None:
     with strategy.scope():
         layer = DynamicEmbedding(4, combiner="sum", initializer="ones")
     found = layer(sg.embedding.keys([[1, 2]]), jnp.asarray([[0.5, 2.0]]))
@@ -320,9 +318,6 @@ def test_other_strategies_have_no_place_for_rows() -> None:
             DynamicEmbedding(4).build()
     with pytest.raises(ValueError, match="DynamicEmbedding 'alone' was built under"):
         DynamicEmbedding(4, name="alone")(sg.embedding.keys([1]))
-
-
-def test_only_servers_have_stats() -> None:
     with pytest.raises(ValueError, match=r"sg\.embedding\.stats received OneDeviceStrategy"):
         sg.embedding.stats(sg.OneDeviceStrategy("cpu:0"))
 
@@ -343,33 +338,33 @@ def test_only_servers_have_stats() -> None:
 def test_invalid_arguments_are_refused(arguments, error, message) -> None:
     with pytest.raises(error, match=f"DynamicEmbedding {message}"):
         DynamicEmbedding(**{"output_dim": 4, **arguments})
+    with pytest.raises(ValueError, match="TierOptions received memory_bytes=0"):
+        sg.embedding.TierOptions(memory_bytes=0, folder="/disk")
 
 
-def test_rows_that_are_not_float32_have_no_storage_dtype(strategy) -> None:
-    with strategy.scope(), pytest.raises(ValueError, match="dtype bfloat16 have the storage_dtype"):
-        DynamicEmbedding(4, dtype="bfloat16", storage_dtype="int8").build()
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "bfloat16", "storage_dtype": "int8"}, "dtype bfloat16 have the storage_dtype"),
+        ({"max_rows": 1}, "divides max_rows=1 over"),
+    ],
+)
+def test_tables_that_servers_cannot_have_are_refused(strategy, arguments, message) -> None:
+    with strategy.scope(), pytest.raises(ValueError, match=message):
+        DynamicEmbedding(4, **arguments).build()
 
 
-def test_fewer_rows_than_servers_are_refused(strategy) -> None:
-    with strategy.scope(), pytest.raises(ValueError, match="divides max_rows=1 over"):
-        DynamicEmbedding(4, max_rows=1).build()
-
-
-def test_ids_instead_of_keys_are_refused(strategy) -> None:
+def test_rows_are_looked_up_by_keys_and_have_no_numbers(strategy) -> None:
     with strategy.scope():
         layer = DynamicEmbedding(4)
         layer.build()
+    keys = sg.embedding.keys([[1, 2]])
+    np.testing.assert_array_equal(sg.nn.embedding_lookup(layer.embeddings, keys), layer(keys))
     for ids in (jnp.arange(4), jnp.zeros((2, 3), "uint32"), jnp.zeros((2, 2), "int32")):
         with pytest.raises(TypeError, match="received ids of dtype"):
             layer(ids)
     with pytest.raises(ValueError, match="received weights, but has no combiner"):
-        layer(sg.embedding.keys([1]), jnp.ones(1))
-
-
-def test_rows_have_no_numbers(strategy) -> None:
-    with strategy.scope():
-        layer = DynamicEmbedding(4)
-        layer.build()
+        layer(keys[0], jnp.ones(2))
     rows = sg.IndexedSlices(jnp.ones((1, 4)), jnp.zeros(1, "int32"))
     for use in (
         lambda: layer.embeddings.take_rows([0]),
@@ -377,14 +372,6 @@ def test_rows_have_no_numbers(strategy) -> None:
     ):
         with pytest.raises(TypeError, match=r"Rows of the keyed table .* by number"):
             use()
-
-
-def test_lookup_by_the_function_of_tables(strategy) -> None:
-    with strategy.scope():
-        layer = DynamicEmbedding(4)
-        layer.build()
-    keys = sg.embedding.keys([[1, 2]])
-    np.testing.assert_array_equal(sg.nn.embedding_lookup(layer.embeddings, keys), layer(keys))
 
 
 def test_lookup_inside_a_loop_is_refused(in_lockstep) -> None:
@@ -451,8 +438,3 @@ def test_rows_on_disk_and_in_checkpoints(tmp_path, storage_dtype) -> None:
         np.testing.assert_array_equal(np.asarray(other(ids)), rows)
         fit(model)  # with the accumulators of the first one, and rounded by the same bits
         np.testing.assert_allclose(np.asarray(other(ids)), later, rtol=1e-5)
-
-
-def test_invalid_tiers_are_refused() -> None:
-    with pytest.raises(ValueError, match="TierOptions received memory_bytes=0"):
-        sg.embedding.TierOptions(memory_bytes=0, folder="/disk")
