@@ -18,10 +18,7 @@ import stratagem as sg
 from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
-from tests.unit.parameter_server.keras.trained_models import (
-    dense_model,
-    table_model,
-)
+from tests.unit.parameter_server.keras.trained_models import dense_model, table_model
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 6)).astype("float32")
@@ -32,15 +29,9 @@ IDS = RNG.integers(0, 9000, (70, 3), dtype="int32")
 def dense(**options: Any) -> keras.Model:
     keras.utils.set_random_seed(3)
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            layers.Input((6,)),
-            layers.Dense(8, "relu"),
-            layers.BatchNormalization(),
-            layers.Dropout(0.2),
-            layers.Dense(2, kernel_regularizer="l2"),
-        ]
-    )
+    first = [layers.Input((6,)), layers.Dense(8, "relu"), layers.BatchNormalization()]
+    last = [layers.Dropout(0.2), layers.Dense(2, kernel_regularizer="l2")]
+    model = keras.Sequential([*first, *last])
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], **options)
     return model
 
@@ -56,22 +47,6 @@ def test_single_batches_give_their_own_numbers() -> None:
         )
         np.testing.assert_allclose(model.test_on_batch(X, Y), alone.test_on_batch(X, Y), rtol=1e-5)
         np.testing.assert_allclose(model.predict_on_batch(X), alone.predict_on_batch(X), rtol=1e-5)
-
-
-def test_error_in_a_step_is_raised_by_fit() -> None:
-    class Failing(keras.layers.Layer):
-        def call(self, x):
-            if x.shape[0] == 6:
-                raise ArithmeticError("six rows are too many")
-            return x
-
-    with local_strategy(num_workers=2) as strategy:
-        with strategy.scope():
-            model = keras.Sequential([keras.layers.Input((6,)), Failing(), keras.layers.Dense(2)])
-            model.compile("sgd", "mse")
-        with pytest.raises(ArithmeticError, match="six rows are too many"):
-            model.fit(X, Y, batch_size=16, verbose=0)
-        model.fit(X[:64], Y[:64], batch_size=16, verbose=0)  # and then it goes on
 
 
 def test_eager_steps_are_refused() -> None:
@@ -301,11 +276,7 @@ def test_program_has_the_numbers_of_one_device(strategies, name, workers) -> Non
 
 @pytest.mark.parametrize(
     ("optimizer", "is_equal"),
-    [
-        (_optimizers.SGD, True),
-        (_optimizers.Adagrad, True),
-        (_optimizers.Adam, False),
-    ],
+    [(_optimizers.SGD, True), (_optimizers.Adagrad, True), (_optimizers.Adam, False)],
 )
 def test_rows_that_are_not_looked_up_stand_still(strategies, optimizer, is_equal) -> None:
     ids = np.arange(9000, dtype="int32").reshape(3, 3000)
@@ -368,23 +339,15 @@ def make(strategy: RemoteStateStrategy) -> Any:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("fit", marks=pytest.mark.slow),
-        pytest.param("evaluate", marks=pytest.mark.slow),
-        "predict",
-    ],
+    "kind", ["fit", pytest.param("evaluate", marks=pytest.mark.slow), "predict"]
 )
 def test_error_in_long_data_is_raised_once(strategy, kind) -> None:
     model = make(strategy)
-    calls = {
-        "fit": lambda size: model.fit(LONG_X, LONG_Y, batch_size=size, verbose=0),
-        "evaluate": lambda size: model.evaluate(LONG_X, LONG_Y, batch_size=size, verbose=0),
-        "predict": lambda size: model.predict(LONG_X, batch_size=size, verbose=0),
-    }
+    data = [LONG_X] if kind == "predict" else [LONG_X, LONG_Y]
+    call = getattr(model, kind)
     with pytest.raises(ArithmeticError, match="four rows"):
-        calls[kind](4)
-    calls[kind](6)
+        call(*data, batch_size=4, verbose=0)
+    call(*data, batch_size=6, verbose=0)  # and then it goes on
     assert strategy.executor.coordinator.done()
     np.testing.assert_allclose(
         model.predict(LONG_X, batch_size=6, verbose=0),
@@ -459,34 +422,22 @@ def _evaluated(scope, metric):
     return model.evaluate(x, x % 4, batch_size=4, verbose=0, return_dict=True)
 
 
-def test_metrics_that_add_are_counted_by_workers() -> None:
+def test_metrics_that_add_are_counted_by_workers_and_others_refused(strategies) -> None:
+    """Workers count each group of batches from zero, and the results are added."""
     expected = _evaluated(sg.OneDeviceStrategy("cpu:0").scope, _Added)["added"]
-    with local_strategy(num_servers=1) as strategy:
-        assert _evaluated(strategy.scope, _Added)["added"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda old, new: keras.ops.maximum(old, new),
-        lambda old, new: 0.5 * old + new,
-        lambda old, new: new,
-        lambda old, new: keras.ops.where(new > 1, old + new, new),
-    ],
-    ids=["maximum", "average", "last", "restart"],
-)
-def test_metric_that_does_not_add_is_refused(change) -> None:
-    """Workers would count each group of batches from zero, and the results would be added."""
-    with (
-        local_strategy(num_servers=1) as strategy,
-        pytest.raises(NotImplementedError, match=r"'other' does not add to its state"),
+    scope = strategies("one").scope
+    assert _evaluated(scope, _Added)["added"] == pytest.approx(expected)
+    for change in (
+        keras.ops.maximum,
+        lambda old, new: 0.5 * old + new,  # an average
+        lambda old, new: new,  # the last
+        lambda old, new: keras.ops.where(new > 1, old + new, new),  # restarts
     ):
-        _evaluated(strategy.scope, lambda: _Other(change))
+        with pytest.raises(NotImplementedError, match=r"'other' does not add to its state"):
+            _evaluated(scope, lambda change=change: _Other(change))
 
 
 # Several optimizers whose variables are on the same parameter servers.
-
-optimizers = keras.optimizers
 
 
 @pytest.mark.slow
@@ -495,7 +446,7 @@ def test_models_one_after_the_other_do_not_fill_the_servers_with_optimizers() ->
     with coordinated() as coordinator, coordinator.strategy.scope():
         model = dense_model()
         for number in range(1, 4):
-            model.compile(optimizers.Adam(0.05), "mse")
+            model.compile(_optimizers.Adam(0.05), "mse")
             gc.collect()
             model.fit(x, y, batch_size=40, verbose=0)
             name = "adam" if number == 1 else f"adam_{number}"

@@ -72,14 +72,6 @@ def weights(of: keras.Model) -> list[np.ndarray]:
     return [np.asarray(one.value) for one in of.variables]
 
 
-def test_it_has_no_coordinator(cluster) -> None:
-    with (
-        worker(cluster, 0) as strategy,
-        pytest.raises(RuntimeError, match="omit independent=True"),
-    ):
-        sg.coordinator.ClusterCoordinator(strategy)
-
-
 @pytest.mark.slow
 def test_one_worker_trains_as_one_device_does(cluster) -> None:
     alone = model(3)
@@ -119,6 +111,8 @@ def test_workers_find_what_others_have_made_and_learned(cluster) -> None:
 
 def test_loop_of_ones_own_trains_on_the_servers(cluster) -> None:
     with worker(cluster, 0, num_devices=2) as strategy:
+        with pytest.raises(RuntimeError, match="omit independent=True"):
+            sg.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             variable = sg.Variable(np.zeros(3, "float32"))
             optimizer = keras.optimizers.SGD(1.0)
@@ -206,12 +200,8 @@ def test_last_batch_comes_again_where_others_wait() -> None:
     assert _numbers(made.take(BatchAssignment(0, 0, 3, 2, (0.5, 0.5, 0.0)))) == [3, 4, 4]
     assert _numbers(made.take(BatchAssignment(0, 0, 5, 0, (0.0, 0.0)))) == [4, 4]
     assert _numbers(_made().take(BatchAssignment(0, 0, 5, 0, (0.0,)))) == [4]  # in a new process
-
-
-def test_dataset_that_has_become_shorter_is_reported() -> None:
-    made = _made(3)
     with pytest.raises(RuntimeError, match="of worker 1 ended after 3 batches, but had"):
-        made.take(BatchAssignment(1, 0, 2, 2))
+        _made(3).take(BatchAssignment(1, 0, 2, 2))
 
 
 # What workers have of variables that are on servers.

@@ -224,28 +224,30 @@ def test_ids_may_come_from_variables(coordinator, table) -> None:
     np.testing.assert_array_equal(got, [VALUES[[12, 23]], VALUES[[13, 24]]])
 
 
+def _follows(table: Any, ids: Any) -> Any:
+    first = look_up(table, ids)
+    return look_up(table, jnp.abs(first[:, 0] * 100).astype("int32"))
+
+
 @pytest.mark.compatibility
-def test_ids_that_follow_from_rows_are_refused(coordinator, table) -> None:
-    def step(ids: Any) -> Any:
-        first = look_up(table, ids)
-        return look_up(table, jnp.abs(first[:, 0] * 100).astype("int32"))
-
-    with pytest.raises(ValueError, match="computes from other looked-up rows"):
-        in_step(coordinator, step, IDS[0])
-    with pytest.raises(ValueError, match="computes from other looked-up rows"):
-        coordinator.join()
-
-
-@pytest.mark.parametrize("ids", [[0, 9000], [-9001]])
-def test_ids_that_the_table_does_not_have_are_refused(coordinator, table, ids) -> None:
+@pytest.mark.parametrize(
+    ("look", "ids", "error", "words"),
+    [
+        (look_up, [0, 9000], IndexError, "were looked up in"),
+        (look_up, [-9001], IndexError, "were looked up in"),
+        (_follows, IDS[0], ValueError, "computes from other looked-up rows"),
+    ],
+)
+def test_ids_that_a_table_does_not_have_or_that_follow_from_rows_are_refused(
+    coordinator, table, look, ids, error, words
+) -> None:
     value = coordinator.schedule(
-        lambda ids: sg.get_strategy().run(lambda ids: look_up(table, ids), args=(ids,)),
+        lambda ids: sg.get_strategy().run(lambda ids: look(table, ids), args=(ids,)),
         args=(np.array(ids),),
     )
-    with pytest.raises(IndexError, match="were looked up in"):
-        coordinator.join()
-    with pytest.raises(IndexError, match="were looked up in"):
-        value.fetch()
+    for wait in (coordinator.join, value.fetch):
+        with pytest.raises(error, match=words):
+            wait()
 
 
 def _note(number: Any) -> None:

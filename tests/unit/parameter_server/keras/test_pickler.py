@@ -175,7 +175,7 @@ def test_what_cannot_leave_the_process_is_reported() -> None:
         pack_object(step, lambda _: None)
 
 
-def test_plain_values_need_no_names() -> None:
+def test_plain_values_need_no_names_and_what_is_known_is_found_among_them() -> None:
     def refuse(one: Any) -> None:
         raise AssertionError(one)
 
@@ -184,19 +184,9 @@ def test_plain_values_need_no_names() -> None:
     assert got["a"] == value["a"]
     np.testing.assert_array_equal(got["b"][0], [0, 1, 2])
     assert (got["b"][1], type(got["b"][1]), got["b"][2]) == (0.5, np.float32, b"bytes")
-
-
-def test_what_is_known_is_found_among_plain_values() -> None:
-    known = object()
-    nested = [[[[[[known]]]]], np.array([known], object)]
-    got = _moved(nested, {"it": known})
-    assert got[0][0][0][0][0][0] is known
-    assert got[1][0] is known
-
-
-def test_list_that_holds_itself_is_sent() -> None:
-    value: list[Any] = [1]
-    value.append(value)
-    got = _moved(value, {})
-    assert got[0] == 1
-    assert got[1] is got
+    known: Any = object()
+    own: list[Any] = [1]
+    own.append(own)  # holds itself
+    got = _moved([[[[[[known]]]]], np.array([known], object), own], {"it": known})
+    assert got[0][0][0][0][0][0] is got[1][0] is known
+    assert (got[2][0], got[2][1] is got[2]) == (1, True)

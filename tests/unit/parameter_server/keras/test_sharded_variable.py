@@ -73,18 +73,8 @@ def test_what_is_split_is_one_and_a_keras_variable(strategy) -> None:
     assert isinstance(v, ParameterServerVariable)
     assert (v.shape, v.dtype, v.name, v.ndim, len(v)) == ((10, 3), "float32", "weights", 2, 3)
     assert "shape=(10, 3), dtype=float32, 3 shards" in repr(v)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        pytest.param(np.float32(2), marks=pytest.mark.compatibility),
-        np.ones((1, 4), "float32"),
-        np.zeros((0, 2)),
-    ],
-)
-def test_what_is_not_split_is_none(strategy, value) -> None:
-    assert not isinstance(variable(strategy, value), sg.ShardedVariable)
+    for whole in (np.float32(2), np.ones((1, 4), "float32"), np.zeros((0, 2))):
+        assert not isinstance(variable(strategy, whole), sg.ShardedVariable)
 
 
 # Its shards
@@ -108,6 +98,10 @@ def test_shards_are_variables_of_their_own_rows(strategy, pulled) -> None:
     assert set(pulled.names) <= {"own/part_0", "own/part_1", "own/part_2"}
     expected = np.concatenate([VALUES[:4] + 1, np.zeros((5, 3)), np.ones((1, 3))])
     np.testing.assert_allclose(v, expected, atol=1e-6)
+    with strategy.scope(), keras.name_scope("own"):  # whose name is none of a shard
+        other = sg.Variable(np.zeros((4, 3), "float32"), name="part_0")
+    np.testing.assert_allclose(v, expected, atol=1e-6)
+    np.testing.assert_array_equal(other.value, np.zeros((4, 3)))
 
 
 def test_shard_is_asked_of_its_server_only(coordinator, strategy, monkeypatch) -> None:
@@ -127,14 +121,6 @@ def test_shard_is_asked_of_its_server_only(coordinator, strategy, monkeypatch) -
         shard.assign_add(np.ones(shard.shape))
         shard.value  # noqa: B018 - reading it asks
         assert set(asked) == {server}
-
-
-def test_name_of_a_shard_is_no_name_of_another_variable(strategy) -> None:
-    v = variable(strategy, name="taken")
-    with strategy.scope(), keras.name_scope("taken"):
-        other = sg.Variable(np.zeros((4, 3), "float32"), name="part_0")
-    np.testing.assert_array_equal(v.value, VALUES)
-    np.testing.assert_array_equal(other.value, np.zeros((4, 3)))
 
 
 # Reading
@@ -157,6 +143,8 @@ def test_only_rows_of_a_slice_travel(strategy, pulled, index, rows) -> None:
     got = variable(strategy)[index]
     assert isinstance(got, jax.Array)
     np.testing.assert_array_equal(got, VALUES[index])
+    with pytest.raises(IndexError, match="an index within shape"):
+        variable(strategy)[0, 3]
     assert (pulled.names, pulled.ids) == ([], rows)
 
 
@@ -333,9 +321,3 @@ def test_traced_index_is_refused(coordinator, strategy) -> None:
     )
     with pytest.raises(TypeError, match="was indexed by the traced value"):
         coordinator.join()
-
-
-def test_index_that_it_does_not_have_is_refused(strategy, pulled) -> None:
-    with pytest.raises(IndexError, match="an index within shape"):
-        variable(strategy)[0, 3]
-    assert (pulled.names, pulled.ids) == ([], [])

@@ -31,25 +31,19 @@ def dense(**options: Any) -> keras.Model:
     return model
 
 
-def table() -> keras.Model:
-    model = table_model()
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"])
-    return model
-
-
 def synchronous(num_workers: int, *, backup_workers: int = 0) -> Any:
     return local_strategy(num_workers, mode=UpdateMode(num_workers - backup_workers))
 
 
 def test_rows_of_tables_are_added_up() -> None:
     # The optimizer of a row that nobody looks up stands still: compared with one worker.
-    fitted: dict[str, Any] = {"batch_size": 10, "shuffle": False, "verbose": 0}
     trained = []
     for num_workers in (1, 3):
         with synchronous(num_workers) as strategy:
             with strategy.scope():
-                model = table()
-            model.fit(IDS, Y, **fitted)
+                model = table_model()
+                model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"])
+            model.fit(IDS, Y, batch_size=10, shuffle=False, verbose=0)
             trained.append([np.asarray(one.value) for one in model.variables])
     for one, three in zip(*trained, strict=True):
         np.testing.assert_allclose(one, three, rtol=1e-5, atol=1e-6)
@@ -112,27 +106,26 @@ OF_ROWS = np.array([0, 2, 0.5, 0, 1, 3, 0.25], "float32")
 OF_WORDS = np.arange(21, dtype="float32").reshape(7, 3) % 4
 
 
+def _words() -> tuple[Any, Any]:
+    words = keras.layers.Input((3,), dtype="int32")
+    return words, keras.layers.Embedding(5, 4, mask_zero=True)(words)
+
+
 def masked(**options: Any) -> keras.Model:
-    keras.utils.set_random_seed(3)
-    layers = keras.layers
-    words = layers.Input((3,), dtype="int32")
-    seen = layers.Embedding(5, 4, mask_zero=True)(words)
-    model = keras.Model(words, layers.Dense(1, kernel_regularizer="l2")(seen))
+    words, seen = _words()
+    model = keras.Model(words, keras.layers.Dense(1, kernel_regularizer="l2")(seen))
     return _compiled(model, **options)
 
 
 def plain(**options: Any) -> keras.Model:
-    keras.utils.set_random_seed(3)
     layers = keras.layers
     model = keras.Sequential([layers.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(3)])
     return _compiled(model, **options)
 
 
 def of_two_outputs(**options: Any) -> keras.Model:
-    keras.utils.set_random_seed(3)
     layers = keras.layers
-    words = layers.Input((3,), dtype="int32")
-    seen = layers.Embedding(5, 4, mask_zero=True)(words)
+    words, seen = _words()
     pooled = layers.GlobalAveragePooling1D()(seen)
     outputs = {"word": layers.Dense(1)(seen), "row": layers.Dense(3)(pooled)}
     options = {"loss": {"word": "mse", "row": "mse"}, **options}
@@ -157,7 +150,6 @@ class OwnStep(keras.Sequential):
 
 
 def own_step(**options: Any) -> keras.Model:
-    keras.utils.set_random_seed(3)
     model = OwnStep([keras.layers.Input((3,)), keras.layers.Dense(3)])
     model.of_step = keras.metrics.Mean(name="mean")
     return _compiled(model, **options)
@@ -175,7 +167,6 @@ class SelfSimilar(keras.layers.Dense):
 
 
 def recomputed(**options: Any) -> keras.Model:
-    keras.utils.set_random_seed(3)
     layer = SelfSimilar(3)
     model = keras.Sequential([keras.layers.Input((3,)), layer, keras.layers.Dense(3)])
     sg.keras.remat(model, layers=[layer])
@@ -270,11 +261,12 @@ def test_rows_that_count_unequally_are_shared_as_one_device_has_them(
         given = {name: of(value) if "sample" in name else value for name, value in fitted.items()}
         given |= {"batch_size": 5, "shuffle": False, "verbose": 0}
         data = of(x), of(y)
+        keras.utils.set_random_seed(3)
         with sg.OneDeviceStrategy("cpu:0").scope():
             alone = make(**compiled)
         expected = alone.fit(*data, epochs=2, **given)
-        strategy = sharing(*workers)
-        with strategy.scope():
+        keras.utils.set_random_seed(3)
+        with sharing(*workers).scope():
             model = make(**compiled)
         history = model.fit(*data, epochs=2, **given)
         assert history.history.keys() == expected.history.keys()

@@ -185,12 +185,8 @@ def test_data_without_end_is_read_for_as_many_steps() -> None:
 
 def test_each_worker_learns_which_part_is_its_own() -> None:
     def dataset_fn(context: sg.InputContext) -> Any:
-        result = (
-            context.num_input_pipelines,
-            context.input_pipeline_id,
-            context.num_replicas_in_sync,
-        )
-        return [np.float32([result] * 2)]  # a batch of one replica
+        numbers = context.num_input_pipelines, context.input_pipeline_id
+        return [np.float32([[*numbers, context.num_replicas_in_sync]] * 2)]  # of one replica
 
     for mode, num_in_sync in ((UpdateMode(), 2), (UpdateMode(num_needed=2), 4)):
         with local_strategy(2, devices_per_worker=2, mode=mode) as strategy:

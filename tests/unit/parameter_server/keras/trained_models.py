@@ -15,9 +15,6 @@ NUM_ROWS = 9000  # times 8: large enough for rows to be asked for
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(NUM_STEPS, 8, 6)).astype("float32")
 Y = RNG.normal(size=(NUM_STEPS, 8, 2)).astype("float32")
-IDS = RNG.integers(0, NUM_ROWS, (NUM_STEPS, 8, 3), dtype="int32")
-IDS[:, :, 1] = IDS[:, :, 0]  # ids that repeat within a step
-IDS[:, :4, 2] = 17  # and from step to step
 
 
 def dense_model() -> keras.Model:
