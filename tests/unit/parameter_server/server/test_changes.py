@@ -66,6 +66,13 @@ def test_what_failed_is_reported_and_tried_again() -> None:
     begin(owner, again).done(told="one")
     assert again.told == ["one"]
 
+    def answer(message: Message, outcome: object) -> Message:
+        raise KeyError("v")
+
+    unanswered = Asked("a", 1)
+    begin(Changes(answer), unanswered).done(told="one")
+    assert unanswered.told == ["KeyError"]
+
 
 def test_next_change_of_a_client_that_has_given_up_the_first_is_not_held_up() -> None:
     owner, first, second, third = make(), Asked("a", 1), Asked("a", 2), Asked("a", 2)
@@ -76,17 +83,7 @@ def test_next_change_of_a_client_that_has_given_up_the_first_is_not_held_up() ->
     assert third.told == ["two"]
 
 
-def test_answer_that_cannot_be_made_is_reported() -> None:
-    def answer(message: Message, outcome: object) -> Message:
-        raise KeyError("v")
-
-    owner = Changes(answer)
-    asked = Asked("a", 1)
-    begin(owner, asked).done(told="one")
-    assert asked.told == ["KeyError"]
-
-
-def test_clients_that_asked_longest_ago_are_forgotten(monkeypatch) -> None:
+def test_clients_that_asked_longest_ago_or_whose_changes_failed_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(changes, "_MOST_CLIENTS", 3)
     owner = make()
     waiting = begin(owner, Asked("waits", 1))
@@ -97,6 +94,10 @@ def test_clients_that_asked_longest_ago_are_forgotten(monkeypatch) -> None:
     again = Asked("waits", 1)
     assert owner.begin(again.request) is None
     assert again.told == ["late"]
+    owner = make()
+    for number in range(1000):
+        begin(owner, Asked(f"client {number}", 1)).fail(KeyError("v"))
+    assert owner._clients == {}
 
 
 def test_answer_that_cannot_be_sent_to_one_is_sent_to_the_others() -> None:
@@ -183,7 +184,7 @@ def test_function_is_remembered_until_its_message_is_closed() -> None:
     assert handle(owner, OfFunction("b", 2, 1, function="98", is_rerun=True)).is_repeated
 
 
-def test_functions_of_a_former_coordinator_are_forgotten(monkeypatch) -> None:
+def test_functions_of_a_former_coordinator_and_old_reruns_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(changes, "_MOST_FUNCTIONS", 3)
     owner = make()
     handle(owner, OfFunction("a", 1, 1, function="former", order=1000))
@@ -193,6 +194,11 @@ def test_functions_of_a_former_coordinator_are_forgotten(monkeypatch) -> None:
             owner, OfFunction("a", order + 2, 1, function=function, order=order, first_open=order)
         )
     assert list(owner._clients["a"].functions) == ["3"]
+    monkeypatch.setattr(changes, "_MOST_RERUNS", 2)
+    owner = make()
+    for number in range(4):
+        handle(owner, OfFunction("a", number + 1, 1, function=f"{number}", is_rerun=True))
+    assert owner.saved()["reruns"] == {"2": 1, "3": 1}
 
 
 def test_update_that_the_first_run_is_just_making_is_not_made_by_the_second() -> None:
@@ -205,14 +211,6 @@ def test_update_that_the_first_run_is_just_making_is_not_made_by_the_second() ->
     assert second.is_repeated
 
 
-def test_functions_that_ran_again_longest_ago_are_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(changes, "_MOST_RERUNS", 2)
-    owner = make()
-    for number in range(4):
-        handle(owner, OfFunction("a", number + 1, 1, function=f"{number}", is_rerun=True))
-    assert owner.saved()["reruns"] == {"2": 1, "3": 1}
-
-
 def test_update_that_was_discarded_or_failed_is_made_when_the_function_runs_again() -> None:
     owner = make()
     begin(owner, OfFunction("a", 1, 1)).done(is_used=False)
@@ -220,13 +218,6 @@ def test_update_that_was_discarded_or_failed_is_made_when_the_function_runs_agai
     handle(owner, OfFunction("c", 1, 1, is_rerun=True))
     assert owner.counts.applied == {"assign_add": 1}
     assert owner.counts.repeated == {}
-
-
-def test_clients_whose_changes_fail_are_not_remembered() -> None:
-    owner = make()
-    for number in range(1000):
-        begin(owner, Asked(f"client {number}", 1)).fail(KeyError("v"))
-    assert owner._clients == {}
 
 
 def test_answers_are_held_until_the_changes_are_in_the_journal() -> None:

@@ -80,11 +80,13 @@ def dropping(count: int, place: int) -> Any:
 def test_messages_are_there_again_and_more_can_follow(tmp_path) -> None:
     path = tmp_path / "new folder" / "journal"
     write(path, 3)
+    path.with_suffix(".new").write_bytes(b"half")  # of a writer that died while it replaced it
     with Journal(path) as journal:
         assert numbers(journal) == [0, 1, 2]
         journal.append(message(3))
     with Journal(path) as journal:
         assert numbers(journal) == [0, 1, 2, 3]
+    assert os.listdir(path.parent) == ["journal"]
 
 
 def test_journal_is_never_read_as_a_whole(tmp_path) -> None:
@@ -206,15 +208,6 @@ def test_record_that_no_server_wrote_is_reported(tmp_path) -> None:
         frames_in(memoryview(b"\xff" * 4))
 
 
-def test_writer_that_died_while_it_replaced_leaves_the_old_one(tmp_path) -> None:
-    path = tmp_path / "journal"
-    write(path, 2)
-    path.with_suffix(".new").write_bytes(b"half")
-    with Journal(path) as journal:
-        assert numbers(journal) == [0, 1]
-    assert os.listdir(tmp_path) == ["journal"]
-
-
 def test_append_that_fails_leaves_the_journal_as_it_was(tmp_path, monkeypatch) -> None:
     path = tmp_path / "journal"
     with Journal(path) as journal:
@@ -288,16 +281,6 @@ def test_damaged_journal_has_the_first_records_or_is_refused(whole_journal, tmp_
     assert num_dropped or path.read_bytes()[20 : len(changed)] == changed[20:]
 
 
-def test_refused_journal_of_an_earlier_version_keeps_its_head(whole_journal, tmp_path) -> None:
-    path = tmp_path / "journal"
-    whole = whole_journal.read_bytes()
-    changed = whole[:18] + b"2" + whole[19:]
-    path.write_bytes(changed)
-    with pytest.raises(DataLossError, match="has version 2 of the format"):
-        Journal(path)
-    assert path.read_bytes() == changed
-
-
 @fuzz
 @given(data=st.data())
 def test_forged_journal_is_restored_or_refused(whole_journal, tmp_path, data) -> None:
@@ -314,9 +297,8 @@ def test_forged_journal_is_restored_or_refused(whole_journal, tmp_path, data) ->
     elif change == "part":
         part = data.draw(st.sampled_from(header["fields"]["parts"]))
         part[data.draw(st.sampled_from([*part]))] = data.draw(JSON)
-        part.get("spec") and part["spec"] and isinstance(part["spec"], dict) and part[
-            "spec"
-        ].update(shape=data.draw(st.lists(st.integers(-2, 2**50), max_size=3)))
+        if isinstance(part.get("spec"), dict):
+            part["spec"]["shape"] = data.draw(st.lists(st.integers(-2, 2**50), max_size=3))
     frames[0] = json.dumps(header, separators=(",", ":")).encode() + head[1] + head[2]
     if change == "bytes":
         frames[0] = data.draw(damaged(frames[0]))
@@ -380,16 +362,12 @@ def test_journal_is_of_one_server(tmp_path, monkeypatch) -> None:
     ):
         ParameterServer(keys, journal=path)
     ParameterServer(keys, journal=path).close()
-
-
-def test_journal_that_cannot_be_read_is_given_free(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.1")
-    keys, path = ClusterKeys.make(), tmp_path / "server-0.journal"
-    path.mkdir()
+    other = tmp_path / "server-1.journal"
+    other.mkdir()  # which cannot be read, and is given free
     with pytest.raises(IsADirectoryError):
-        ParameterServer(keys, journal=path)
-    path.rmdir()
-    ParameterServer(keys, journal=path).close()
+        ParameterServer(keys, journal=other)
+    other.rmdir()
+    ParameterServer(keys, journal=other).close()
 
 
 # Journals that no run uses any more.

@@ -6,8 +6,7 @@ import contextlib
 import resource
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from stratagem.parameter_server.keras.update_rule import KerasUpdate
 from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import UpdateMode
+from tests.unit.launch.waiting import until
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 V = ShardLayout("v", (3,), "float32", (0,), (3,))
@@ -113,13 +113,6 @@ def full_disk(size_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
 
 
 def test_server_has_again_what_was_journaled_and_tells_what_was_lost(server, served) -> None:
@@ -251,10 +244,10 @@ def test_synchronous_gradients_of_a_lost_run_are_withdrawn(served, connections) 
 
     with ThreadPoolExecutor(3) as pool:
         lost = pool.submit(push_in, "worker 0", "f")
-        wait_until(lambda: served.describe()[0]["waiting"] == ["worker 0"])
+        until(lambda: served.describe()[0]["waiting"] == ["worker 0"])
         again = pool.submit(push_in, "worker 1", "f", is_rerun=True)
         assert lost.result(LIMIT_S) is False
-        wait_until(lambda: served.describe()[0]["waiting"] == ["worker 1"])
+        until(lambda: served.describe()[0]["waiting"] == ["worker 1"])
         other = pool.submit(push_in, "worker 2", "g")
         assert again.result(LIMIT_S)
         assert other.result(LIMIT_S)
@@ -296,24 +289,6 @@ def test_durable_update_that_cannot_be_written_is_reported_to_its_client(tmp_pat
         served.assign("v", np.ones(3), sign=1)
         np.testing.assert_array_equal(served.pull(["v"])["v"], 2)
     server.running.close()
-
-
-def test_journal_that_no_later_run_uses_is_removed(tmp_path) -> None:
-    path = tmp_path / "journals" / "run" / "server-0.journal"
-    with ParameterServer(ClusterKeys.make(), journal=path, removes_journal=True):
-        assert path.exists()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_server_without_a_journal_begins_with_nothing() -> None:
-    keys = ClusterKeys.make()
-    with (
-        ParameterServer(keys) as server,
-        Connections(keys, [server.address]) as connections,
-    ):
-        state = ServerClient(connections).describe()[0]
-        assert state["journaled_version"] is state["restored_version"] is None
-        assert ServerClient(connections).journal() == {0: None}
 
 
 @pytest.mark.parametrize("is_keyed", [False, True])
@@ -384,7 +359,7 @@ def test_full_disk_does_not_stop_training_and_is_reported(tmp_path) -> None:
             served.create(TABLE, np.zeros((40, 2), np.float32))
             large = ShardLayout("large", (2**12,), "float32", (0,), (2**12,))
             served.create(large, np.zeros(2**12, np.float32))
-            wait_until(lambda: served.describe()[0]["journal_error"] is not None)
+            until(lambda: served.describe()[0]["journal_error"] is not None)
             assert "File too large" in served.describe()[0]["journal_error"]
             for _ in range(3):
                 assert served.push({"v": np.ones(3, np.float32)}).is_used

@@ -1,29 +1,29 @@
-"""Synchronous updates and bounded staleness, by workers of real servers, and sums of rows."""
+"""What one server does with its variables; synchronous and stale updates, and sums of rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from stratagem.group.transport.connection import Connections, ServerError
-from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout, layout_of_keys
 from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.changes import Lifetime
 from stratagem.parameter_server.server.pushes import Contribution, Pushes
-from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import (
     Pushed,
     Shard,
     ShardSpec,
+    State,
     UpdateMode,
     aligned_empty,
     combine_rows,
@@ -31,8 +31,9 @@ from stratagem.parameter_server.server.shards import (
     sum_rows,
 )
 from stratagem.parameter_server.server.store import ServerVariables
-from tests.unit.parameter_server.server.test_server import LIMIT_S, wait_until
-from tests.unit.parameter_server.server.test_store import make_store
+from tests.unit.launch.waiting import until
+from tests.unit.parameter_server.client.test_client import connected
+from tests.unit.parameter_server.server.test_server import LIMIT_S
 from tests.unit.parameter_server.server.update_rules import Momentum, num_discarded
 
 NUM_SERVERS = 2
@@ -40,12 +41,8 @@ NUM_SERVERS = 2
 
 @pytest.fixture
 def connections() -> Iterator[Connections]:
-    keys = ClusterKeys.make()
-    servers = [ParameterServer(keys) for _ in range(NUM_SERVERS)]
-    with Connections(keys, [server.address for server in servers]) as connections:
-        yield connections
-    for server in servers:
-        server.close()
+    with connected(NUM_SERVERS) as made:
+        yield made
 
 
 @pytest.fixture
@@ -93,9 +90,8 @@ def start(connections: Connections, mode: UpdateMode) -> ServerClient:
 
 def wait_for(served: ServerClient, num_waiting: int) -> None:
     """Until so many workers wait at each server."""
-    wait_until(
-        lambda: all(len(state["waiting"]) == num_waiting for state in served.describe().values())
-    )
+    states = served.describe
+    until(lambda: all(len(one["waiting"]) == num_waiting for one in states().values()))
 
 
 def test_all_workers_make_one_update_and_get_its_values(connections, worker) -> None:
@@ -234,20 +230,10 @@ def test_mode_can_be_changed_and_what_waits_is_applied(connections, worker) -> N
 
 def test_synchronous_push_that_is_sent_twice_counts_once(connections) -> None:
     served = start(connections, UpdateMode(num_needed=2))
+    name, array = ["v/part_0"], [np.ones(2, np.float32)]
+    fields = {"number": 1, "version": 0, "whole": name, "rows": [], "pull": name}
     push = {
-        worker: Message(
-            "push",
-            {
-                "client": worker,
-                "worker": worker,
-                "number": 1,
-                "version": 0,
-                "whole": ["v/part_0"],
-                "rows": [],
-                "pull": ["v/part_0"],
-            },
-            [np.ones(2, np.float32)],
-        )
+        worker: Message("push", {"client": worker, "worker": worker, **fields}, array)
         for worker in "ab"
     }
     with ThreadPoolExecutor(3) as threads:
@@ -286,18 +272,18 @@ def test_sums_come_before_the_update_and_late_workers_get_their_own(connections,
         return asking.thread.submit(asked, "v", np.float32([value, 1]), place)
 
     first = ask(one, 1.0)
-    wait_until(lambda: served.describe()[0]["waiting"] == ["a"])
+    until(lambda: served.describe()[0]["waiting"] == ["a"])
     second = ask(two, 2.0)
     for total in (first, second, ask(one, 1.0)):  # the last one as a worker that was restarted
         np.testing.assert_array_equal(total.result(LIMIT_S), [3, 2])
     assert all(future.result(LIMIT_S).is_used for future in [one.push(1.0), two.push(1.0)])
     np.testing.assert_array_equal(ask(late, 7.0).result(LIMIT_S), [7, 1])
     waiting = ask(one, 4.0)
-    wait_until(lambda: len(served.describe()[0]["waiting"]) == 1)
+    until(lambda: len(served.describe()[0]["waiting"]) == 1)
     served.flush()
     np.testing.assert_array_equal(waiting.result(LIMIT_S), [4, 1])
     waiting = ask(one, 6.0, place=1)
-    wait_until(lambda: len(served.describe()[0]["waiting"]) == 1)
+    until(lambda: len(served.describe()[0]["waiting"]) == 1)
     served.expect(1)  # the other was lost
     np.testing.assert_array_equal(waiting.result(LIMIT_S), [6, 1])
     served.set_rule(Momentum(), ["v"], UpdateMode())  # each worker alone
@@ -392,20 +378,8 @@ def test_initial_value_is_made_in_pieces(monkeypatch, piece_bytes) -> None:
     np.testing.assert_array_equal(value, np.arange(10, 30).reshape(10, 2))
     assert all(count * 8 <= max(piece_bytes, 8) for _, count in asked)
     assert sum(count for _, count in asked) == 10
-
-
-def test_initial_value_of_another_shape_is_refused() -> None:
-    spec = ShardSpec("t", (10, 2), "float32")
     with pytest.raises(ValueError, match=r"initial rows of 't' have the shape \(10, 1\)"):
-        made_in_pieces(spec, lambda first, count: np.zeros((count, 1)))
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (0, 2)])
-def test_row_that_is_not_there_is_refused(shape) -> None:
-    shard = Shard(ShardSpec("a", shape, "float32", has_rows=True), np.zeros(shape, np.float32))
-    with pytest.raises(IndexError, match="Rows 3 to 3 of 'a' were requested"):
-        shard.require(np.array([3]))
-    shard.require(np.array([], np.int32))
+        made_in_pieces(ShardSpec("t", (10, 2), "float32"), lambda first, count: np.zeros((10, 1)))
 
 
 # Rows by their ids.
@@ -428,23 +402,24 @@ def test_rows_of_one_id_are_added_in_their_order(highest, dtype, count) -> None:
     np.testing.assert_array_equal(sums[order], wanted)
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (0, 2)])
+def test_row_that_is_not_there_is_refused(shape) -> None:
+    shard = Shard(ShardSpec("a", shape, "float32", has_rows=True), np.zeros(shape, np.float32))
+    with pytest.raises(IndexError, match="Rows 3 to 3 of 'a' were requested"):
+        shard.require(np.array([3]))
+    shard.require(np.array([], np.int32))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "complex64"])
-def test_sums_have_the_type_of_the_rows(dtype) -> None:
+def test_sums_have_the_type_of_the_rows_and_are_rounded_once(dtype) -> None:
     rows = np.arange(24).reshape(4, 3, 2).astype(dtype)
     sums = sum_rows(np.array([2, 0, 2, 2]), 3, rows)
     assert sums.dtype == rows.dtype
     wanted = [rows[1], np.zeros((3, 2)), rows[0] + rows[2] + rows[3]]
     np.testing.assert_array_equal(sums, np.array(wanted, dtype))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_rounded_once(dtype) -> None:
-    # Each 1 is lost if it is added to the large number in half precision.
-    rows = np.array([4096] + [1] * 4096, dtype)[:, None]
-    assert sum_rows(np.zeros(4097, np.intp), 1, rows).tolist() == [[8192]]
-
-
-def test_numbers_that_are_not_finite_stay_in_their_sum() -> None:
+    if dtype in ("float16", "bfloat16"):  # in which each 1 is lost if it is added to 4096
+        rows = np.array([4096] + [1] * 4096, dtype)[:, None]
+        assert sum_rows(np.zeros(4097, np.intp), 1, rows).tolist() == [[8192]]
     rows = np.array([[np.inf], [1], [np.nan], [2]], np.float32)
     sums = sum_rows(np.array([1, 0, 2, 0]), 3, rows)
     np.testing.assert_array_equal(sums, [[3], [np.inf], [np.nan]])
@@ -474,3 +449,145 @@ def test_memory_is_aligned_for_jax(shape) -> None:
 def test_modes_that_cannot_be_are_refused(numbers, words) -> None:
     with pytest.raises(ValueError, match=words):
         UpdateMode(*numbers)
+
+
+# Variables of one server.
+
+
+def make_store(**arrays: np.ndarray) -> ServerVariables:
+    """A store with these variables; those whose name begins with `table` are updated by rows."""
+    store = ServerVariables()
+    for name, value in arrays.items():
+        spec = ShardSpec(name, value.shape, value.dtype.name, has_rows=name.startswith("table"))
+        assert store.create(spec, lambda value=value: value)
+    return store
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ShardSpec("v", (4,), "float32"),
+        ShardSpec("v", (3,), "int32"),
+        ShardSpec("v", (3,), "float32", first_row=1),
+        ShardSpec("v", (3,), "float32", has_rows=True),
+    ],
+)
+def test_other_variables_and_unknown_names_are_refused(other) -> None:
+    store = make_store(v=floats(3))
+    with pytest.raises(ValueError, match="Variable 'v' was created as ShardSpec"):
+        store.create(other, lambda: np.zeros(other.shape))
+    with pytest.raises(ValueError, match=r"The initial value of 'w' has shape \(2,\)"):
+        store.create(ShardSpec("w", (3,), "float32"), lambda: np.zeros(2))
+    store.set_rule(Momentum(), ["v"])
+    for name in ("w", "v:x", "w:v"):
+        with pytest.raises(KeyError, match=f"no variable '{name}' on this server"):
+            store.pull([name])
+
+
+@pytest.mark.parametrize("name", ["v", "table"])
+def test_whole_variables_are_read_and_assigned(name) -> None:
+    store = make_store(**{name: floats(4, 2)})
+    (before,) = store.pull([name])
+    store.assign(name, np.ones((4, 2)), sign=1)
+    store.assign(name, np.full((4, 2), 3.0), sign=-1)
+    np.testing.assert_array_equal(store.pull([name])[0], floats(4, 2) - 2)
+    store.assign(name, np.zeros((4, 2)))
+    np.testing.assert_array_equal(store.pull([name])[0], 0)
+    np.testing.assert_array_equal(before, floats(4, 2))  # what was read stays as it was
+    assert store.pull([name])[0].dtype == np.float32
+    with pytest.raises(ValueError, match=r"was assigned a value of shape \(2,\)"):
+        store.assign(name, np.zeros(2))
+
+
+class InJax(Momentum):
+    """Its values are arrays of JAX, as those of Keras's optimizers are."""
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        made = super().apply(state, grads)
+        return dataclasses.replace(
+            made, values={name: jnp.asarray(value) for name, value in made.values.items()}
+        )
+
+
+def test_rows_are_read_after_an_update_by_jax() -> None:
+    store = make_store(v=floats(4, 2))
+    store.set_rule(InJax(), ["v"])
+    store.update({"v": np.ones((4, 2), np.float32)}, {})
+    rows = store.pull_rows("v", np.array([3, 0]))
+    assert isinstance(rows, np.ndarray)
+    np.testing.assert_allclose(rows, floats(4, 2)[[3, 0]] - 0.1, rtol=1e-6)
+
+
+def test_other_optimizer_is_refused_and_the_same_keeps_its_slots() -> None:
+    store = make_store(v=floats(3))
+    store.set_rule(Momentum(), ["v"])
+    store.update({"v": np.ones(3, np.float32)}, {})
+    store.set_rule(Momentum(), ["v"])
+    np.testing.assert_array_equal(store.pull(["v:v"])[0], 1)
+    assert store.scalars == {"count": 1}
+    with pytest.raises(ValueError, match=r"with {'name': 'other'}: the servers already have"):
+        store.set_rule(Momentum("other"), ["v"])
+    assert store.optimizers == {"": {"name": "momentum"}}
+    store.set_rule(InJax(), ["v"])  # described alike: the newest one updates
+    store.update({"v": np.ones(3, np.float32)}, {})
+    assert not isinstance(store._shards["v"].value, np.ndarray)
+
+
+def test_optimizers_have_their_own_variables_slots_and_scalars() -> None:
+    store = make_store(v=floats(3), w=floats(3), table=floats(4, 2))
+    store.set_rule(Momentum(), ["v", "table"], "first")
+    store.set_rule(Momentum("other"), ["w", "v"], "second")
+    one, row = np.ones(3, np.float32), (np.array([1]), np.ones((1, 2), np.float32))
+    # An update may be of several, and counts once.
+    assert (
+        store.update(
+            {"v": one, "w": one}, {"table": row}, {"v": "first", "w": "second", "table": "first"}
+        )
+        == 1
+    )
+    assert store.update({"v": one}, {}, {"v": "second"}) == 2
+    assert store.scalars == {"first.count": 1, "second.count": 2}
+    v, w, table, *slots = store.pull(["v", "w", "table", "v:first.v", "v:second.v", "w:second.v"])
+    np.testing.assert_allclose(v, floats(3) - 0.1 - 0.1, rtol=1e-6)
+    np.testing.assert_allclose(w, floats(3) - 0.1, rtol=1e-6)
+    np.testing.assert_allclose(
+        table, floats(4, 2) - [[0, 0], [0.1, 0.1], [0, 0], [0, 0]], rtol=1e-6
+    )
+    np.testing.assert_array_equal(slots, np.ones((3, 3)))
+    store.set_scalars({"second.count": 7.0})
+    assert store.scalars == {"first.count": 1, "second.count": 7}
+    assert store.scalars["second.count"].dtype == np.int64
+    for name in ("count", "third.count", "first.other"):
+        with pytest.raises(KeyError, match=f"no scalar '{name}' on this server"):
+            store.set_scalars({name: 7})
+    with pytest.raises(RuntimeError, match=r"gradients of \['v'\] came before"):
+        store.update({"v": one}, {})
+
+
+def test_readers_see_whole_updates_only() -> None:
+    """Two variables that are always equal, while one thread updates and others read."""
+    store = make_store(a=np.zeros(1000, np.float32), b=np.zeros(1000, np.float32))
+    store.set_rule(Momentum(), ["a", "b"])
+    is_over, torn = threading.Event(), []
+
+    def read() -> None:
+        while not is_over.is_set():
+            a, b = store.pull(["a", "b"])
+            if not np.array_equal(a, b):
+                torn.append((a, b))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    gradient = np.ones(1000, np.float32)
+    for _ in range(200):
+        store.update({"a": gradient, "b": gradient}, {})
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert torn == []
+    assert store.version == 200

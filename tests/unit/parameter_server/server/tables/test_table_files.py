@@ -109,7 +109,7 @@ def test_file_has_what_was_written(tmp_path) -> None:
             assert_same(part, wanted)
 
 
-def test_each_changed_or_missing_byte_is_found(tmp_path) -> None:
+def test_each_changed_or_missing_byte_and_record_is_found(tmp_path) -> None:
     path = tmp_path / "rows"
     size_bytes = write(path, [rows_of([0, 1])], num_slots=2)
     data = path.read_bytes()
@@ -128,20 +128,14 @@ def test_each_changed_or_missing_byte_is_found(tmp_path) -> None:
     path.write_bytes(b"stratagem table 9\n" + data[18:])
     with pytest.raises(DataLossError, match="it is not a saved table of this format"):
         TableFile(path)
-    path.unlink()
-    with pytest.raises(DataLossError, match="rows cannot be read: it is missing"):
-        TableFile(path)
-
-
-def test_records_in_a_wrong_order_are_found(tmp_path) -> None:
-    path = tmp_path / "rows"
-    write(path, [rows_of([0, 1])])
-    data = path.read_bytes()
-    path.write_bytes(data[:18] + data[18:] + data[18:])
+    path.write_bytes(data[:18] + data[18:] + data[18:])  # records in a wrong order, or none
     with pytest.raises(DataLossError, match="invalid contents"):
         [*TableFile(path).parts()]
     path.write_bytes(data[:18])
     with pytest.raises(DataLossError, match="invalid contents"):
+        TableFile(path)
+    path.unlink()
+    with pytest.raises(DataLossError, match="rows cannot be read: it is missing"):
         TableFile(path)
 
 
@@ -198,16 +192,7 @@ def made(num_rows: int, most_rows: int = 100_000) -> KeySlots:
     return slots
 
 
-def copied(slots: KeySlots, *marks: np.ndarray) -> KeySlots:
-    """As a restart has it, from parts in a journal."""
-    copy = KeySlots(100_000)
-    for one in marks:
-        copy.restore(SavedKeys.from_arrays(iter(slots.saved(one).arrays)))
-    copy.restored()
-    return copy
-
-
-def test_a_key_in_two_slots_is_refused() -> None:
+def test_forged_slots_are_refused() -> None:
     slots = made(3)
     saved = slots.saved(np.arange(3))
     saved.keys[2] = 0
@@ -215,23 +200,15 @@ def test_a_key_in_two_slots_is_refused() -> None:
     copy.restore(saved)
     with pytest.raises(ValueError, match="two slots of a keyed table have the same key"):
         copy.restored()
-
-
-@pytest.mark.parametrize(
-    ("slots", "freed", "error"),
-    [
+    for own, freed, error in (
         ([0, -1, 2], [], ValueError("a slot of a keyed table is negative")),
         ([0], [-5], ValueError("a slot of a keyed table is negative")),
         ([0, 10], [], MemoryError("A table needs memory for 11 rows")),
-    ],
-    ids=["negative", "freed", "large"],
-)
-def test_forged_slots_are_refused(slots, freed, error) -> None:
-    numbers = np.array(slots)
-    counts = np.ones(len(slots), np.uint32)
-    saved = SavedKeys(numbers, numbers, counts, counts, np.array(freed, np.int64))
-    with pytest.raises(type(error), match=str(error)):
-        KeySlots(10).restore(saved)
+    ):
+        numbers, counts = np.array(own), np.ones(len(own), np.uint32)
+        saved = SavedKeys(numbers, numbers, counts, counts, np.array(freed, np.int64))
+        with pytest.raises(type(error), match=str(error)):
+            KeySlots(10).restore(saved)
 
 
 @pytest.mark.parametrize("eviction", [LeastRecent(), LeastFrequent()])
@@ -283,15 +260,16 @@ def test_order_of_the_next_slots_comes_back() -> None:
     slots = made(20)
     slots.remove(np.array([7, 3, 11]), 1)
     slots.aged(NotSeenFor(5), 9)
-    copy = copied(slots, np.arange(20))
+    copy = KeySlots(100_000)  # as a restart has it, from a journal
+    copy.restore(SavedKeys.from_arrays(iter(slots.saved(np.arange(20)).arrays)))
+    copy.restored()
     copy.set_order(slots.order())
     assert copy.add(np.arange(100, 106)).tolist() == slots.add(np.arange(100, 106)).tolist()
     assert copy.order().swept == 9
-    with pytest.raises(ValueError, match="the free slots of a keyed table are others"):
-        copy.set_order(made(3).order())
-    order = made(40).order()
-    with pytest.raises(ValueError, match="the free slots of a keyed table are others"):
-        copy.set_order(order)
+    for count in (3, 40):
+        order = made(count).order()
+        with pytest.raises(ValueError, match="the free slots of a keyed table are others"):
+            copy.set_order(order)
 
 
 # Changed slots since each save, against sets.

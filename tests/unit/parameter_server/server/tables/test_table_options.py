@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import statistics
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from stratagem.parameter_server.server.tables import key_slots as growing_array
 from stratagem.parameter_server.server.tables.disk_rows import RowFile
@@ -208,39 +206,15 @@ def test_rows_do_not_depend_on_their_company_or_order() -> None:
     order = np.random.default_rng(1).permutation(5000)
     np.testing.assert_array_equal(one.rows(keys[order], (20,), together.dtype), together[order])
     np.testing.assert_array_equal(one.rows(keys[7:8], (20,), together.dtype), together[7:8])
+    assert rows(RowInitializer("constant", 3), [1, 2], 2).tolist() == [[3, 3], [3, 3]]
+    assert rows(RowInitializer(), [], 2).shape == (0, 2)
+    for shape, dtype in (((4,), np.float16), ((), np.float32)):
+        other = RowInitializer("uniform", 0, 1).rows(np.array([1, 2]), shape, np.dtype(dtype))
+        assert (other.shape, other.dtype) == ((2, *shape), dtype)
     # More columns begin with the same ones; a row of several axes has the same numbers.
     np.testing.assert_array_equal(
         one.rows(keys, (3, 7), together.dtype).reshape(5000, 21)[:, :20], together
     )
-
-
-@pytest.mark.parametrize(
-    ("one", "law"),
-    [
-        (RowInitializer("uniform", -0.05, 0.05), stats.uniform(-0.05, 0.1)),
-        (RowInitializer("normal", 1, 3), stats.norm(1, 3)),
-        (RowInitializer("truncated_normal", 0, 2), stats.truncnorm(-2, 2, scale=2)),
-    ],
-)
-def test_numbers_have_their_distribution(one, law) -> None:
-    numbers = rows(one, [*range(20_000)], 10)
-    assert stats.kstest(numbers.reshape(-1), law.cdf).pvalue > 1e-3
-    assert abs(numbers.mean() - law.mean()) < 5 * law.std() / len(numbers.reshape(-1)) ** 0.5
-    np.testing.assert_allclose(numbers.std(), law.std(), rtol=0.01)
-    # Neither columns nor neighboring keys are correlated.
-    centered = (numbers - law.mean()) / law.std()
-    columns = centered.T @ centered / len(centered) - np.eye(10)
-    assert abs(columns).max() < 6 / 20_000**0.5
-    assert abs((centered[1:] * centered[:-1]).mean()) < 6 / 200_000**0.5
-
-
-def test_constant_rows_and_other_types() -> None:
-    assert rows(RowInitializer("constant", 3), [1, 2], 2).tolist() == [[3, 3], [3, 3]]
-    assert rows(RowInitializer(), [], 2).shape == (0, 2)
-    half = RowInitializer("uniform", 0, 1).rows(np.array([1, 2]), (4,), np.dtype(np.float16))
-    assert half.dtype == np.float16
-    no_axes = RowInitializer("uniform", 0, 1).rows(np.array([1, 2]), (), np.dtype(np.float32))
-    assert no_axes.shape == (2,)
 
 
 # Records in a file, against a dictionary.
@@ -255,7 +229,7 @@ def write(file: RowFile, numbers: np.ndarray, value: float) -> None:
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_damaged_and_moved_records_are_found(tmp_path, is_moved) -> None:
+def test_damaged_and_moved_records_are_found(tmp_path, monkeypatch, is_moved) -> None:
     path = tmp_path / "rows"
     numbers = np.arange(50)
     with RowFile(path, TYPE) as file:
@@ -270,13 +244,10 @@ def test_damaged_and_moved_records_are_found(tmp_path, is_moved) -> None:
         path.write_bytes(data)
         are_valid = file.are_valid(numbers, file.read(numbers))
     assert np.flatnonzero(~are_valid).tolist() == [7]
-
-
-def test_short_reads_and_writes_are_continued(tmp_path, monkeypatch) -> None:
-    pread, pwrite = os.pread, os.pwrite
+    pread, pwrite = os.pread, os.pwrite  # may be short, and are continued
     monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 7), at))
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:5], at))
-    with RowFile(Path(tmp_path, "rows"), TYPE) as file:
+    with RowFile(tmp_path / "short", TYPE) as file:
         write(file, np.array([1, 2, 9]), 0.5)
         got = file.read(np.array([1, 2, 9]))
         assert file.are_valid(np.array([1, 2, 9]), got).all()
@@ -298,7 +269,7 @@ def test_frames_that_were_used_stay() -> None:
     assert frames.num_used == 60
 
 
-def filled(num_rows: int, most_rows: int = 10_000) -> GrowingArray:
+def filled(num_rows: int, most_rows: int) -> GrowingArray:
     growing = GrowingArray((2,), np.float32, most_rows)
     growing.grow(num_rows)
     growing.array[:num_rows] = np.arange(2 * num_rows).reshape(num_rows, 2)
@@ -311,11 +282,7 @@ def test_array_grows_by_copies_if_memory_cannot_be_reserved(monkeypatch) -> None
     growing.grow(101)
     assert len(growing.array) == 200
     np.testing.assert_array_equal(growing.array[99], [198, 199])
-
-
-def test_more_rows_than_fit_are_refused() -> None:
-    growing = filled(3, 10)
     with pytest.raises(MemoryError, match=r"memory for 11 rows.\nExpected at most 10 rows"):
-        growing.grow(11)
+        filled(3, 10).grow(11)
     with pytest.raises(MemoryError, match="memory for"):
         filled(2**57, 2**58)
