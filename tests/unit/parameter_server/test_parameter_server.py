@@ -44,27 +44,19 @@ def test_axis_may_be_another_than_the_first() -> None:
     assert sg.partitioners.FixedShardsPartitioner(4)((2, 8), "float32", axis=1) == [1, 4]
 
 
-def test_scalars_are_not_split() -> None:
-    for partitioner in (
-        sg.partitioners.FixedShardsPartitioner(4),
-        sg.partitioners.MinSizePartitioner(1, 4),
-        sg.partitioners.MaxSizePartitioner(1),
-    ):
+def test_scalars_are_not_split_the_dtype_counts_and_first_shards_have_a_row_more() -> None:
+    fixed, of_size = sg.partitioners.FixedShardsPartitioner(5), sg.partitioners.MaxSizePartitioner
+    for partitioner in (fixed, sg.partitioners.MinSizePartitioner(1, 4), of_size(1)):
         assert partitioner((), "float32") == []
         assert rows_of_shards(partitioner, (), "float32", name="v") == [1]
-
-
-def test_dtype_counts() -> None:
-    partitioner = sg.partitioners.MaxSizePartitioner(64)
-    assert partitioner((64,), "int8") == [1]
-    assert partitioner((64,), "float64") == [8]
-
-
-def test_first_shards_have_a_row_more() -> None:
-    fixed = sg.partitioners.FixedShardsPartitioner(5)
-    assert rows_of_shards(fixed, (13, 2), "float32", name="v") == [3, 3, 3, 2, 2]
-    assert rows_of_shards(None, (13, 2), "float32", name="v") == [13]
-    assert rows_of_shards(fixed, (0, 2), "float32", name="v") == [0]
+    assert [of_size(64)((64,), dtype) for dtype in ("int8", "float64")] == [[1], [8]]
+    for partitioner, shape, wanted in (
+        (fixed, (13, 2), [3, 3, 3, 2, 2]),
+        (None, (13, 2), [13]),
+        (fixed, (0, 2), [0]),
+        (lambda shape, dtype, axis=0: [9, 1], (3, 4), [1, 1, 1]),  # more than there are rows
+    ):
+        assert rows_of_shards(partitioner, shape, "float32", name="v") == wanted
 
 
 @given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 5000), st.integers(1, 9))
@@ -104,13 +96,6 @@ def test_answer_of_a_partitioner_of_ones_own_is_checked(answer) -> None:
         rows_of_shards(lambda shape, dtype, axis=0: answer, (4, 4), "float32", name="table")
 
 
-def test_more_shards_than_rows_are_as_many_as_rows() -> None:
-    def many(shape, dtype, axis=0):
-        return [9, 1]
-
-    assert rows_of_shards(many, (3, 4), "float32", name="v") == [1, 1, 1]
-
-
 # Fingerprints match TensorFlow's in every process, whatever the seed of Python's hash.
 
 # Of FarmHash 1.1 (pyfarmhash 0.5.1, fingerprint64), one for each branch of the algorithm.
@@ -139,18 +124,11 @@ RNG = np.random.default_rng(0)
 TEXTS = [RNG.integers(0, 256, size, "uint8").tobytes() for size in [*range(70), 127, 128, 300] * 2]
 
 
-def of_each(texts: list[bytes]) -> list[int]:
-    return [fingerprint(text) for text in texts]
-
-
-def test_array_of_bytes_of_every_length_has_the_fingerprint_of_each() -> None:
+def test_array_of_strings_of_every_length_has_the_fingerprint_of_each() -> None:
     array = np.empty(len(TEXTS), object)
     array[:] = TEXTS
-    assert fingerprints(array).tolist() == of_each(TEXTS)
-
-
-def test_more_strings_than_are_hashed_at_once() -> None:
-    texts = np.array([f"Zürich {number:06}" for number in range(9000)])  # as UTF-8
-    assert fingerprints(texts)[::1000].tolist() == of_each(
-        [text.encode() for text in texts[::1000].tolist()]
-    )
+    assert fingerprints(array).tolist() == [*map(fingerprint, TEXTS)]
+    # More than are hashed at once, as UTF-8.
+    texts = np.array([f"Zürich {number:06}" for number in range(9000)])
+    some = [text.encode() for text in texts[::1000].tolist()]
+    assert fingerprints(texts)[::1000].tolist() == [*map(fingerprint, some)]
