@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,33 +16,27 @@ import stratagem as sg
 from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.checkpoint.storage import files
 from stratagem.checkpoint.storage.process import wait_for_writing
+from tests.unit.checkpoint.groups import Reader
 
 ROWS = np.random.default_rng(0).random((60, 6)).astype("float32")
 TARGETS = ROWS.sum(axis=1, keepdims=True)
 
 
 def make_strategy(name: str) -> Any:
-    devices = {"one": 1, "two": 2, "three": 3}
-    if name == "none":
-        return None
     if name == "one":
         return sg.OneDeviceStrategy("cpu:0")
-    return sg.MirroredStrategy([f"cpu:{index}" for index in range(devices[name])])
-
-
-def scope_of(strategy: Any) -> Any:
-    return contextlib.nullcontext() if strategy is None else strategy.scope()
+    return sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"][: {"two": 2, "three": 3}[name]])
 
 
 def build(strategy: Any, seed: int) -> tuple[keras.Model, Any]:
     """A model with batch normalization and Adam, and a sum with per-replica components."""
     keras.utils.set_random_seed(seed)
-    with scope_of(strategy):
+    with strategy.scope():
         model = keras.Sequential(
             [
                 keras.layers.Input((6,)),
                 keras.layers.Dense(8, "tanh"),
-                keras.layers.BatchNormalization(synchronized=strategy is not None),
+                keras.layers.BatchNormalization(synchronized=True),
                 keras.layers.Dense(1),
             ]
         )
@@ -140,15 +133,10 @@ def test_every_kind_of_object(tmp_path: Path) -> None:
     old["optimizer"].iterations.assign(7)
     keras.random.normal((1,), seed=old["seeds"])
     next(old["data"])
-    path = sg.train.Checkpoint(old["layer"], **{k: v for k, v in old.items() if k != "layer"}).save(
-        tmp_path / "ckpt"
-    )
-
     new = make()
-    sg.train.Checkpoint(new["layer"], **{k: v for k, v in new.items() if k != "layer"}).restore(
-        path
-    )
-    np.testing.assert_array_equal(new["layer"].kernel, old["layer"].kernel)
+    saved, restored = (sg.train.Checkpoint(one.pop("layer"), **one) for one in (old, new))
+    restored.restore(saved.save(tmp_path / "ckpt"))
+    np.testing.assert_array_equal(restored.root.kernel, saved.root.kernel)
     assert int(new["optimizer"].iterations) == 7
     assert float(new["metric"].result()) == 1.5
     assert int(new["step"]) == 41
@@ -296,26 +284,8 @@ def test_parts_on_replicas_are_kept_where_there_are_as_many(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_saving_leaves_memory_to_the_next_step(is_async: bool, tmp_path: Path) -> None:
+def test_saving_and_restoring_leave_memory_to_the_next_step(is_async: bool, tmp_path: Path) -> None:
     """A host view that is kept would cost each later step an extra buffer."""
-    strategy = make_strategy("one")
-    with strategy.scope():
-        variable = sg.Variable(np.zeros(1000, "float32"))
-
-    def step() -> None:
-        variable.assign_add(np.ones(1000, "float32"))
-
-    strategy.run(step)
-    checkpoint = sg.train.Checkpoint(variable=variable)
-    checkpoint.save(tmp_path / "ckpt", sg.train.CheckpointOptions(enable_async=is_async))
-    storage_before = variable.storage
-    strategy.run(step)
-    assert storage_before.is_deleted()
-    checkpoint.sync()
-
-
-def test_restoring_leaves_memory_to_the_next_step(tmp_path: Path) -> None:
-    """A device array in NumPy's memory would cost the next step an extra buffer."""
     strategy = make_strategy("one")
     with strategy.scope():
         variable = sg.Variable(np.zeros(100_000, "float32"))
@@ -328,10 +298,16 @@ def test_restoring_leaves_memory_to_the_next_step(tmp_path: Path) -> None:
 
     strategy.run(step)
     checkpoint = sg.train.Checkpoint(variable=variable)
-    checkpoint.read(checkpoint.write(tmp_path / "ckpt"))
-    address_before = address()
+    checkpoint.save(tmp_path / "ckpt", sg.train.CheckpointOptions(enable_async=is_async))
+    storage_before = variable.storage
     strategy.run(step)
-    assert address() == address_before
+    assert storage_before.is_deleted()
+    checkpoint.sync()
+    # A device array in NumPy's memory would cost the next step an extra buffer, too.
+    checkpoint.read(checkpoint.write(tmp_path / "other"))
+    before = address()
+    strategy.run(step)
+    assert address() == before
 
 
 # Restores of a state that does not fit twice into memory.
@@ -354,34 +330,22 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return read
 
 
-class Source:
-    """Counts how often its state was set."""
-
-    def __init__(self) -> None:
-        self.states: list[Any] = []
-
-    def get_state(self) -> Any:
-        return {"row": 3}
-
-    def set_state(self, state: Any) -> None:
-        self.states.append(state)
-
-
 @pytest.mark.slow
 def test_all_is_restored_in_portions(tmp_path: Path, scarce: list[set[str]]) -> None:
-    strategy, source = make_strategy("two"), Source()
+    strategy, source = make_strategy("two"), Reader({"row": 3})
     saved, other = (build(strategy, seed)[0] for seed in (1, 2))
     for model in (saved, other):
         train(model)
     tree = {"w": np.arange(60.0), "step": 5, "none": np.zeros((0, 2))}
     path = sg.train.Checkpoint(model=saved, tree=tree, source=source).save(tmp_path / "ckpt")
     zeros = {"w": np.zeros(60), "step": 0, "none": np.zeros((0, 2))}
+    source.state = None
     checkpoint = sg.train.Checkpoint(model=other, tree=zeros, source=source)
     checkpoint.restore(path, sg.train.CheckpointOptions(restore_components=True)).assert_consumed()
     for ours, theirs in zip(other.variables, saved.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(ours.value), np.asarray(theirs.value))
     np.testing.assert_array_equal(checkpoint.tree["w"], tree["w"])
-    assert (checkpoint.tree["step"], source.states) == (5, [{"row": 3}])
+    assert (checkpoint.tree["step"], source.state) == (5, {"row": 3})
     assert len(scarce) > 5
     assert max(len(paths) for paths in scarce) < len(set().union(*scarce)) / 2
 

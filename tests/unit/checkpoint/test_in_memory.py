@@ -1,4 +1,4 @@
-"""Checkpoints of a manager have the changed rows of tables, and restore each as it was."""
+"""Checkpoints of tables on servers and in memory: each is restored as it was."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stratagem.checkpoint import in_memory
 from stratagem.checkpoint import latest as group_calls
 from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.errors import DataLossError
+from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from tests.unit.checkpoint.groups import Reader
-from tests.unit.checkpoint.test_remote_tables import Objects, Table
-from tests.unit.parameter_server.table_clusters import table_cluster
+from tests.unit.parameter_server.table_clusters import TableCluster, table_cluster
 
 # Large enough that a step changes a small part of the rows, and evicts some.
 EVICTING = {"eviction": {"kind": "LeastRecent"}, "max_rows": 160}
@@ -114,6 +114,18 @@ def test_base_of_a_kept_checkpoint_stays(objects, tmp_path) -> None:
     series.check()
 
 
+class KilledError(BaseException):
+    pass
+
+
+def _kill(*arguments: object, **options: object) -> None:
+    raise KilledError
+
+
+def _fail(*arguments: object, **options: object) -> None:
+    raise OSError("disk full")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "is_killed"),
@@ -124,17 +136,11 @@ def test_base_of_a_kept_checkpoint_stays(objects, tmp_path) -> None:
     ],
 )
 def test_failed_save_breaks_no_chain(objects, tmp_path, monkeypatch, target, is_killed) -> None:
-    class KilledError(BaseException):
-        pass
-
-    def fail(*arguments: object, **options: object) -> None:
-        raise KilledError if is_killed else OSError("disk full")
-
     series = Series(objects, tmp_path, max_to_keep=3)
     series.save()
     series.save()
     with monkeypatch.context() as patch:
-        patch.setattr(target, fail)
+        patch.setattr(target, _kill if is_killed else _fail)
         with pytest.raises((OSError, KilledError)):
             series.save()
     assert len(series.manager.checkpoints) == 2
@@ -155,8 +161,8 @@ def test_groups_of_servers_are_saved_together_or_not_at_all(objects, tmp_path, m
         manager = sg.train.CheckpointManager(checkpoint, tmp_path, max_to_keep=None)
         manager.save()
         with monkeypatch.context() as patch:
-            patch.setattr(other.client, "ask_about_tables", failing)
-            with pytest.raises(OSError, match="no space"):
+            patch.setattr(other.client, "ask_about_tables", _fail)
+            with pytest.raises(OSError, match="disk full"):
                 manager.save()
         folders = [TableVersions(tmp_path / "ckpt-tables" / group) for group in "01"]
         assert [one.numbers for one in folders] == [[1], [1]]
@@ -168,10 +174,6 @@ def test_groups_of_servers_are_saved_together_or_not_at_all(objects, tmp_path, m
         assert (objects.cluster.state(), other.state("x")) != state
         manager.restore_or_initialize()
         assert (objects.cluster.state(), other.state("x")) == state
-
-
-def failing(*arguments: object, **options: object) -> None:
-    raise OSError("no space")
 
 
 @pytest.mark.slow
@@ -221,14 +223,9 @@ def build(num_devices: int, seed: int) -> tuple[Any, keras.Model, Any, Reader]:
     keras.utils.set_random_seed(seed)
     strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_devices)])
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.layers.Input((3,)),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.5),
-                keras.layers.Dense(1),
-            ]
-        )
+        layers = keras.layers
+        parts = [layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1)]
+        model = keras.Sequential([layers.Input((3,)), *parts])
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
         part = sg.Variable(0.0, synchronization="on_read", aggregation="sum")
     reader = Reader({"at": 0})
@@ -348,10 +345,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _options(*, is_async: bool) -> sg.train.CheckpointOptions:
-    return sg.train.CheckpointOptions(enable_async=is_async)
-
-
 def _noise(count: int) -> np.ndarray:
     """Values that do not compress."""
     return np.random.default_rng(count).random(count)
@@ -376,9 +369,10 @@ def test_disk_that_cannot_be_written(is_async: bool, spoil: Any, words: str, dis
     good = manager.save()
     other = sg.train.Checkpoint(value=small, **spoil(disk))
     small.assign(2.0)
+    options = sg.train.CheckpointOptions(enable_async=is_async)
 
     def save() -> None:
-        other.save(disk / "ckpt-other", _options(is_async=is_async))
+        other.save(disk / "ckpt-other", options)
         other.sync()
 
     with pytest.raises(OSError, match=rf"(?is)could not be written.*({words})"):
@@ -387,27 +381,9 @@ def test_disk_that_cannot_be_written(is_async: bool, spoil: Any, words: str, dis
     assert manager.restore_or_initialize() == good
     assert float(small) == 1.0
     if spoil is _fill:
-        manager.save(options=_options(is_async=is_async))  # and goes on where there is room
+        manager.save(options=options)  # and goes on where there is room
         manager.sync()
         assert [Path(path).name for path in manager.checkpoints] == ["ckpt-1", "ckpt-2"]
-
-
-def test_missing_shard(tmp_path: Path) -> None:
-    value = sg.Variable(_noise(10**5))
-    manager = sg.train.CheckpointManager(sg.train.Checkpoint(value=value), tmp_path, max_to_keep=3)
-    wanted = np.asarray(value.value)
-    good = manager.save()
-    value.assign(wanted + 1)
-    newest = manager.save()
-    assert newest is not None
-    for shard in Path(newest).glob("value_state/d/*"):
-        shard.unlink()
-    value.assign(wanted + 2)
-    with pytest.raises(DataLossError, match=r"(?s)ckpt-2.* is damaged.*skip_damaged=True"):
-        manager.restore_or_initialize()
-    np.testing.assert_array_equal(np.asarray(value.value), wanted + 2)
-    assert manager.restore_or_initialize(skip_damaged=True) == good
-    np.testing.assert_array_equal(np.asarray(value.value), wanted)
 
 
 def test_lack_of_memory_raises_and_keeps_the_older_state(disk: Path) -> None:
@@ -422,3 +398,131 @@ def test_lack_of_memory_raises_and_keeps_the_older_state(disk: Path) -> None:
     value.assign(np.zeros(10))
     assert memory.restore() == 1
     assert (np.asarray(value.value) == 1).all()
+
+
+# Checkpoints of variables whose rows are on servers.
+
+
+FEW_ROWS = {"eviction": {"kind": "LeastFrequent"}, "max_rows": 30}
+
+
+class Table(keras.Variable):
+    """As a keyed table: its rows are on the servers alone."""
+
+    def __init__(self, cluster: TableCluster, name: str) -> None:
+        super().__init__(np.zeros((0, 2), np.float32), name=f"variable_of_{name}")
+        self.remote_table: Any = TableClient(cluster.client), name
+
+
+class Objects:
+    """Two tables and a number, in a checkpoint."""
+
+    def __init__(self, cluster: TableCluster, **names: str) -> None:
+        self.cluster = cluster
+        self.step = keras.Variable(0, dtype="int32")
+        self.checkpoint = sg.train.Checkpoint(
+            tables={key: Table(cluster, name) for key, name in names.items()}, step=self.step
+        )
+
+    def train(self, steps: range) -> None:
+        for name in self.cluster.tables.layouts:
+            self.cluster.train(steps, name)
+        self.step.assign(steps.stop)
+
+    @property
+    def state(self) -> list[object]:
+        states = [self.cluster.state(name) for name in sorted(self.cluster.tables.layouts)]
+        return [int(self.step), *states]
+
+
+@pytest.fixture
+def two_tables() -> Iterator[Objects]:
+    with table_cluster(2, **FEW_ROWS) as cluster:
+        cluster.create("u", **FEW_ROWS)
+        yield Objects(cluster, a="t", b="u")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_manager_keeps_and_removes_tables(two_tables, tmp_path, is_async) -> None:
+    manager = sg.train.CheckpointManager(two_tables.checkpoint, tmp_path, max_to_keep=2)
+    states = []
+    for step in range(4):
+        two_tables.train(range(step, step + 1))
+        manager.save(options=sg.train.CheckpointOptions(enable_async=is_async))
+        states.append(two_tables.state)
+    manager.sync()
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-3", "ckpt-4", "ckpt-tables"]
+    for path, state in zip(manager.checkpoints, states[2:], strict=True):
+        two_tables.checkpoint.restore(path)
+        assert two_tables.state == state
+    assert manager.restore_or_initialize() == manager.latest_checkpoint
+    assert two_tables.state == states[-1]
+
+
+def test_failed_save_leaves_nothing(two_tables, tmp_path, monkeypatch) -> None:
+    two_tables.train(range(3))
+    for target, name in (
+        ("stratagem.checkpoint.saving.write", "write"),
+        ("stratagem.group.transport.journal.os.fsync", "fsync"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, _fail)
+            with pytest.raises(OSError, match="disk full"):
+                two_tables.checkpoint.save(tmp_path / name)
+    assert not os.listdir(tmp_path)
+    assert int(two_tables.checkpoint.save_counter) == 0
+
+
+def test_save_that_is_killed_is_whole_or_absent(two_tables, tmp_path, monkeypatch) -> None:
+    """Killed before Orbax writes, and after that, before the tables are in the checkpoint."""
+
+    manager = sg.train.CheckpointManager(two_tables.checkpoint, tmp_path, None)
+    two_tables.train(range(2))
+    two_tables.checkpoint.save(tmp_path / "ckpt")
+    saved = two_tables.state
+    two_tables.train(range(2, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr("stratagem.checkpoint.saving.write", _kill)
+        with pytest.raises(KilledError):
+            two_tables.checkpoint.save(tmp_path / "ckpt")
+    assert len(manager.checkpoints) == 1
+    manager.restore_or_initialize()
+    assert two_tables.state == saved
+    two_tables.train(range(4, 6))
+    saved = two_tables.state
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", _kill)
+        with pytest.raises(KilledError):
+            two_tables.checkpoint.save(tmp_path / "ckpt")
+    assert len(manager.checkpoints) == 2
+    assert len([name for name in os.listdir(tmp_path) if name.startswith(".")]) == 1
+    two_tables.train(range(6, 8))
+    manager.restore_or_initialize()
+    assert two_tables.state == saved
+    two_tables.train(range(8, 9))
+    # The second save removed the rows of the first killed one; this one moves them.
+    two_tables.checkpoint.save(tmp_path / "ckpt")
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+    two_tables.checkpoint.restore(manager.checkpoints[1])
+    assert two_tables.state == saved
+
+
+def test_damaged_rows_change_nothing(two_tables, tmp_path) -> None:
+    two_tables.train(range(3))
+    path = two_tables.checkpoint.save(tmp_path / "ckpt")
+    two_tables.train(range(3, 6))
+    state = two_tables.state
+    file = Path(path) / "tables" / "0" / "00000001" / "u-1.rows"
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataLossError, match=r"u-1\.rows cannot be read: the record"):
+        two_tables.checkpoint.restore(path)
+    assert two_tables.state == state
+    file.unlink()
+    with pytest.raises(DataLossError, match=r"u-1\.rows cannot be read: it is missing"):
+        two_tables.checkpoint.restore(path)
+    (file.parent / "manifest.json").unlink()
+    with pytest.raises(DataLossError, match=r"manifest\.json cannot be read: it is missing"):
+        two_tables.checkpoint.restore(path)
+    assert two_tables.state == state

@@ -130,14 +130,9 @@ def test_model_that_is_built_after_the_restore(tmp_path: Path) -> None:
 
     def make() -> keras.Model:
         with scope():
-            other = keras.Sequential(
-                [
-                    keras.layers.Embedding(NUM_ROWS, 4),
-                    keras.layers.Flatten(),
-                    keras.layers.BatchNormalization(),
-                    keras.layers.Dense(2),
-                ]
-            )
+            layers = keras.layers
+            first = [layers.Embedding(NUM_ROWS, 4), layers.Flatten()]
+            other = keras.Sequential([*first, layers.BatchNormalization(), layers.Dense(2)])
             other.compile(keras.optimizers.Adam(0.01), "mse")
         return other
 

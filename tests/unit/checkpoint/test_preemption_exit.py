@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import random
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,21 @@ class Several:
 
 
 @pytest.fixture
-def made() -> Iterator[list[Several]]:
-    several: list[Several] = []
-    yield several
-    for one in several:
-        one.stop()
+def made() -> Iterator[Callable[..., Several]]:
+    """Makes members, which are stopped at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(count: int = 2, **options: float) -> Several:
+            several = Several(count, **options)
+            stack.callback(several.stop)
+            return several
+
+        yield make
 
 
 @pytest.fixture
 def two(made) -> Several:
-    made.append(Several(2))
-    return made[0]
+    return made()
 
 
 @pytest.mark.parametrize("noticed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -136,8 +141,7 @@ def test_end_of_the_group_ends_the_wait(two) -> None:
 
 
 def test_grace_is_trained_through_until_it_is_nearly_over(made) -> None:
-    made.append(Several(2, grace_s=3600))
-    (several,) = made
+    several = made(grace_s=3600)
     several.begin(0, 2)
     several.begin(1, 2)
     several.bells[1].ring()
@@ -153,8 +157,7 @@ def test_grace_is_trained_through_until_it_is_nearly_over(made) -> None:
 
 
 def test_steps_and_saves_that_take_long_shorten_the_grace(made) -> None:
-    made.append(Several(2, grace_s=3600))
-    (several,) = made
+    several = made(grace_s=3600)
     several.bells[0].ring()
     several.deliver(3)
     assert several.next_steps() == [SAVE, SAVE]
@@ -165,16 +168,14 @@ def test_steps_and_saves_that_take_long_shorten_the_grace(made) -> None:
 
 
 def test_notice_that_leaves_no_time_is_to_leave_at_once_whatever_the_grace(made) -> None:
-    made.append(Several(2, grace_s=3600))
-    (several,) = made
+    several = made(grace_s=3600)
     several.bells[0].ring(ago_s=60, grace_s=30)
     assert several.deliver(3)[1:] == [(0, [1, 0, 1]), (1, [1, 0, 0])]
     assert several.next_steps() == [EXIT, EXIT]
 
 
 def test_process_that_has_not_saved_yet_receives_the_last_agreement(made) -> None:
-    made.append(Several(2, grace_s=3600))
-    (several,) = made
+    several = made(grace_s=3600)
     several.begin(0, 1)
     several.begin(1, 2)
     several.bells[1].ring()
@@ -188,8 +189,7 @@ def test_process_that_has_not_saved_yet_receives_the_last_agreement(made) -> Non
 
 
 def test_one_that_does_not_say_how_far_it_is_is_named(made) -> None:
-    made.append(Several(3, barrier_s=0.05))
-    (several,) = made
+    several = made(3, barrier_s=0.05)
     several.bells[0].ring()
     several.line.deliver(to=[0, 2])
     several.deliver(2)
@@ -200,7 +200,7 @@ def test_one_that_does_not_say_how_far_it_is_is_named(made) -> None:
         several.steps[0].next_step()
 
 
-def test_error_of_the_watcher_is_raised_where_the_steps_are(made) -> None:
+def test_error_of_the_watcher_is_raised_where_the_steps_are() -> None:
     def watch() -> bool:
         raise OSError("no such file: /run/notice")
 
@@ -212,18 +212,6 @@ def test_error_of_the_watcher_is_raised_where_the_steps_are(made) -> None:
     with pytest.raises(OSError, match="/run/notice"):
         step.next_step()
     step.stop()
-
-
-def test_alone_a_notice_is_acted_on_before_the_next_step() -> None:
-    bell = Bell()
-    step = AgreedStep(TerminationConfig(sources=[bell], grace_period=3600))
-    step.start()
-    assert [step.next_step() for _ in range(3)] == [None] * 3
-    bell.ring()
-    assert [step.next_step() for _ in range(3)] == [SAVE, None, None]
-    assert step.notice.source == "bell"
-    bell.ring(ago_s=3600)
-    assert [step.next_step() for _ in range(3)] == [EXIT, None, None]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -263,72 +251,43 @@ def test_all_leave_after_one_step_whose_parts_wait_for_each_other(seed) -> None:
 # Save and exit between steps, as the agreed step asks for it.
 
 
-class Config:
-    """Settings whose exit raises an error, or returns."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-    def for_environment(self) -> Any:
-        return self
-
-    def exit(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-
-class Manager:
-    def __init__(self) -> None:
-        self.num_syncs = 0
-
-    def sync(self) -> None:
-        self.num_syncs += 1
-
-
-class Agreed:
-    """An agreed step that asks for these actions."""
-
-    actions: tuple[PreemptionAction, ...] = ()
-
-    def __init__(self, config: Any, group: Any, *, name: str) -> None:
-        self.remaining = list(self.actions)
-        self.notice = types.SimpleNamespace(message="The node is going down.")
-        self.name, self.save_s, self.is_running = name, 0.0, False
-
-    def start(self) -> None:
-        self.is_running = True
-
-    def stop(self) -> None:
-        self.is_running = False
-
-    def next_step(self) -> PreemptionAction | None:
-        return self.remaining.pop(0) if self.remaining else None
-
-
-def leaving(monkeypatch, *actions: PreemptionAction, error: BaseException | None = None) -> Any:
-    monkeypatch.setattr(Agreed, "actions", actions)
-    monkeypatch.setattr(preemption_exit, "AgreedStep", Agreed)
-    monkeypatch.setattr(preemption_exit, "expect_exit", lambda code: None)
-    config: Any = Config(error)
-    manager: Any = Manager()
-    return PreemptionExit(config, manager, "Backup"), manager
-
-
 def test_state_is_saved_once_then_written_and_the_process_exits(monkeypatch, capsys) -> None:
-    other, _ = leaving(monkeypatch)
-    exit_, manager = leaving(monkeypatch, SAVE, EXIT, error=SystemExit(42))
-    assert exit_._agreed_step.name != other._agreed_step.name  # a topic of its own
+    monkeypatch.setattr(preemption_exit, "expect_exit", lambda code: None)
+    synced: list[int] = []
+    manager: Any = types.SimpleNamespace(sync=lambda: synced.append(1))
+
+    def leaving(bell: Bell, **options: Any) -> PreemptionExit:
+        config = TerminationConfig(sources=[bell], grace_period=3600, **options)
+        return PreemptionExit(config, manager, "Backup")
+
+    bell, saves = Bell(), list[int]()
+    other, exit_ = leaving(Bell()), leaving(bell)
+    assert exit_._agreed_step._name != other._agreed_step._name  # a topic of its own
     other.stop()
-    assert exit_._agreed_step.is_running
-    saves = []
+
+    def save() -> bool:
+        saves.append(3)
+        bell.ring(ago_s=3600)  # the grace period ends meanwhile
+        return True
+
+    exit_.before_step(2, save)
+    bell.ring()
     with pytest.raises(SystemExit) as caught:
-        exit_.before_step(3, lambda: saves.append(3) is None)
-    assert (saves, manager.num_syncs, caught.value.code) == ([3], 1, 42)
-    assert capsys.readouterr().err == "Backup: saved after step 3: The node is going down.\n"
-    exit_, manager = leaving(monkeypatch, EXIT, error=KeyError("own"))
+        exit_.before_step(3, save)
+    exit_.stop()
+    assert (saves, synced, caught.value.code) == ([3], [1], 42)
+    assert capsys.readouterr().err == "Backup: saved after step 3: The bell was rung.\n"
+
+    def fail() -> None:
+        raise KeyError("own")
+
+    bell = Bell()
+    exit_ = leaving(bell, exit_fn=fail)
+    bell.ring(ago_s=3600)
     with pytest.raises(KeyError, match="own"):
         exit_.before_step(0, lambda: False)
-    assert manager.num_syncs == 1
+    exit_.stop()
+    assert len(synced) == 2
     assert capsys.readouterr().err == ""  # there was nothing to save
     monkeypatch.setattr(preemption_exit, "current_group", lambda: Line(2).members[1])
     print_status("Backup", "saved")

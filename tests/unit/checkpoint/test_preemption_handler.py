@@ -218,7 +218,15 @@ def test_grace_that_ends_during_the_first_save_is_no_reason_for_a_second(
     assert saved == [4]
 
 
-def test_notice_before_there_is_anything_to_save(tmp_path: Path, make, capsys) -> None:
+def test_notice_before_the_first_step(tmp_path: Path, make, capsys) -> None:
+    training = Training(tmp_path / "run")
+    handler = make(training.manager())
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        handler.run(training.train)
+    assert (int(training.step), names(tmp_path / "run")) == (0, ["ckpt-1"])
+    handler.stop()
+    tmp_path /= "empty"  # before there is anything to save
     model = keras.Sequential([keras.layers.Dense(1)])
     handler = make(sg.train.Checkpoint(model=model), tmp_path)
     signal.raise_signal(signal.SIGTERM)
@@ -231,15 +239,6 @@ def test_notice_before_there_is_anything_to_save(tmp_path: Path, make, capsys) -
     handler.run(signal.raise_signal, signal.SIGTERM)
     with pytest.raises(ValueError, match=r"model=.* has no variables yet"):  # no step builds it
         handler.run(signal.raise_signal, signal.SIGTERM)
-
-
-def test_notice_before_the_first_step(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    handler = make(training.manager())
-    signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(SystemExit):
-        handler.run(training.train)
-    assert (int(training.step), names(tmp_path)) == (0, ["ckpt-1"])
 
 
 def test_failed_save_raises_and_leaves_nothing(tmp_path: Path, make) -> None:

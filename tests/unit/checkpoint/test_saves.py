@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,19 +66,6 @@ def test_every_damaged_file_that_is_read_is_noticed(tmp_path: Path) -> None:
     assert noticed >= 9
 
 
-def test_later_format_and_foreign_checkpoint_are_refused(tmp_path: Path) -> None:
-    ocp = pytest.importorskip("orbax.checkpoint.experimental.v1")
-    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
-    ocp.save_checkpointables(tmp_path / "theirs", {"x": {"y": np.zeros(2)}})
-    with pytest.raises(ValueError, match=r"was not written by sg\.train\.Checkpoint"):
-        checkpoint.restore(tmp_path / "theirs")
-    ocp.save_checkpointables(
-        tmp_path / "later", {"x": {"y": np.zeros(2)}}, custom_metadata={"format": 99}
-    )
-    with pytest.raises(ValueError, match="has format 99"):
-        checkpoint.restore(tmp_path / "later")
-
-
 def test_name_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
     step = sg.Variable(1, dtype="int32")
     checkpoint = sg.train.Checkpoint(step=step)
@@ -102,20 +88,3 @@ def test_training_waits_for_an_asynchronous_save_without_memory_for_the_copy(
     assert sizes_bytes == [4000 + 4]  # with the counter
     assert "Training waits until" in caplog.text
     checkpoint.read(path).assert_consumed()
-
-
-def test_compressed_checkpoint_of_an_earlier_version_is_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = np.repeat(np.arange(10, dtype="float32"), 10_000)
-    variable = sg.Variable(wanted)
-    checkpoint = sg.train.Checkpoint(v=variable)
-    monkeypatch.setattr(
-        "stratagem.checkpoint.storage.files._saving", lambda orbax: contextlib.nullcontext(orbax)
-    )
-    path = Path(checkpoint.save(tmp_path / "ckpt"))
-    size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    assert size_bytes < wanted.nbytes / 2
-    variable.assign(np.zeros_like(wanted))
-    checkpoint.restore(path).assert_consumed()
-    np.testing.assert_array_equal(variable.value, wanted)
