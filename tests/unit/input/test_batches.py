@@ -26,7 +26,6 @@ from stratagem.input import distributed as size_exchange
 from stratagem.input import placement as module
 from stratagem.input.batches import (
     DeviceRows,
-    HostBatch,
     batch_sizes_for_worker,
     is_on_accelerator,
     join_parts,
@@ -95,27 +94,22 @@ def test_parts_of_replicas_are_padded_to_the_longest() -> None:
 
 def test_batches_of_one_program_have_equal_signatures() -> None:
     def signature(*shape: int, dtype: str = "float32", weight: bool = False) -> object:
-        return take_batch(
-            (np.zeros(shape, dtype), np.ones(shape[0]) if weight else None), 2
-        ).signature
+        weights = np.ones(shape[0]) if weight else None
+        return take_batch((np.zeros(shape, dtype), weights), 2).signature
 
     assert signature(4, 2) == signature(4, 2)
     others = [signature(3, 2), signature(4, 3), signature(4, 2, dtype="int32")]
-    others.append(signature(4, 2, weight=True))
-    assert all(other != signature(4, 2) for other in others)
+    assert signature(4, 2) not in [*others, signature(4, 2, weight=True)]
 
 
-_NOT_BATCHED = {
-    "scalar": (np.float32(1), np.float32(2)),
-    "unequal": (np.zeros((4, 2)), np.zeros((3, 1))),
-    "nothing": (None, None),
-}
-
-
-@pytest.mark.parametrize("name", _NOT_BATCHED)
-def test_data_that_is_not_batched_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [(np.float32(1), np.float32(2)), (np.zeros((4, 2)), np.zeros((3, 1))), (None, None)],
+    ids=["scalar", "unequal", "nothing"],
+)
+def test_data_that_is_not_batched_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match="Expected batched arrays, all with the same leading size"):
-        take_batch(_NOT_BATCHED[name], 2)
+        take_batch(data, 2)
 
 
 def _objects(rows: list[Any]) -> Any:
@@ -299,20 +293,10 @@ def prefetchers(members, monkeypatch) -> list[Prefetcher]:
     return both
 
 
-def _lengths(batch: HostBatch) -> Any:
-    return batch.all_lengths
-
-
-def test_both_know_the_sizes_of_both(prefetchers) -> None:
-    taken = together(2, lambda i: [_lengths(prefetchers[i].take()) for _ in range(5)])
-    assert taken == [[(1, 2)] * 5] * 2
-    together(2, lambda i: prefetchers[i].close())
-
-
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_loop_that_both_leave_early_ends_at_once(prefetchers, members, order) -> None:
-    taken = together(2, lambda i: [_lengths(prefetchers[i].take()) for _ in range(2)])
-    assert taken == [[(1, 2)] * 2] * 2
+    taken = together(2, lambda i: [prefetchers[i].take().all_lengths for _ in range(5)])
+    assert taken == [[(1, 2)] * 5] * 2  # both know the sizes of both
     for index in order:
         prefetchers[index].close()  # waits for its thread
     assert together(2, lambda i: members[i].exchange("after", i)) == [[0, 1]] * 2
@@ -421,18 +405,17 @@ def test_rows_are_those_of_arrays_on_the_host(
 
 
 def test_columns_with_other_rows_or_on_other_devices_are_selected_apart(calls: list[Any]) -> None:
-    x = DeviceRows(jax.device_put(_X, jax.devices("cpu")[0]))
-    y = DeviceRows(jax.device_put(_Y, jax.devices("cpu")[1]))
-    topology = mirrored(1).topology
-    placed = place([take_batch((x[:4], y[:4], x[4:8], _Y[:4]), 1)], topology)
+    x, y = (
+        DeviceRows(jax.device_put(rows, jax.devices("cpu")[place]))
+        for place, rows in enumerate((_X, _Y))
+    )
+    placed = place([take_batch((x[:4], y[:4], x[4:8], _Y[:4]), 1)], mirrored(1).topology)
     assert len(calls) == 3
     for array, other in zip(placed.arrays, (_X[:4], _Y[:4], _X[4:8], _Y[:4]), strict=True):
         np.testing.assert_array_equal(array, other)
-
-
-def test_array_on_all_devices_of_the_strategy_stays_there(calls: list[Any]) -> None:
+    calls.clear()
     topology = mirrored(4).topology
-    x = DeviceRows(jax.device_put(_X, topology.stacked))
+    x = DeviceRows(jax.device_put(_X, topology.stacked))  # on all devices, where it stays
     batches = [take_batch(x[start : start + 4], 4) for start in (0, 4)]
     (array,) = place(batches, topology).arrays
     assert len(calls) == 1
@@ -466,12 +449,16 @@ def test_padding_repeats_the_last_example_of_the_batch() -> None:
     assert array.shape == (4, 2, 2)
     assert placed.lengths == (2, 2, 1, 0)
     np.testing.assert_array_equal(array.reshape(8, 2)[5:], [rows[4]] * 3)
-    on_device = dataclasses.replace(  # where take_batch leaves arrays of an accelerator
-        take_batch(rows, 4), arrays=[jnp.asarray(rows)]
-    )
-    (other,) = place([on_device], mirrored(4).topology).arrays
-    np.testing.assert_array_equal(other, array)
     assert placed.value()["w"] is None
+    for steps in (1, 3):
+        on_host = [take_batch((rows + step,), 4) for step in range(steps)]
+        on_device = [  # where take_batch leaves arrays of an accelerator
+            dataclasses.replace(one, arrays=[jnp.asarray(array) for array in one.arrays])
+            for one in on_host
+        ]
+        wanted, got = (place(one, mirrored(4).topology).arrays[0] for one in (on_host, on_device))
+        np.testing.assert_array_equal(got, wanted)
+        assert got.sharding.spec == wanted.sharding.spec
 
 
 _ROWS = np.arange(24, dtype="float32").reshape(12, 2)
@@ -515,20 +502,6 @@ def test_steps_that_were_read_at_once_are_placed_as_their_batches(num_replicas: 
     assert (placed.signature, placed.num_steps) == (expected.signature, 3)
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_arrays_of_a_device_are_split_as_those_of_the_host(num_steps: int) -> None:
-    rows = np.arange(10, dtype="float32").reshape(5, 2)
-    on_host = [take_batch((rows + step,), 3) for step in range(num_steps)]
-    # On an accelerator take_batch leaves them where they are.
-    on_device = [
-        dataclasses.replace(batch, arrays=[jnp.asarray(array) for array in batch.arrays])
-        for batch in on_host
-    ]
-    expected, placed = (place(one, mirrored(3).topology) for one in (on_host, on_device))
-    np.testing.assert_array_equal(placed.arrays[0], expected.arrays[0])
-    assert placed.arrays[0].sharding.spec == expected.arrays[0].sharding.spec
-
-
 # Sizes into which a worker cuts the stream of its own files.
 
 
@@ -551,10 +524,8 @@ def test_each_step_uses_one_global_batch(
 
 def test_sizes_must_be_positive_and_the_worker_must_exist() -> None:
     sizes = {"global_batch_size": 4, "num_workers": 2, "num_replicas_per_worker": 1}
-    for name in sizes:
-        with pytest.raises(ValueError, match=rf"batch_sizes_for_worker received {name}=0"):
-            batch_sizes_for_worker(**{**sizes, name: 0}, worker_index=0)
-    for index in (-1, 2):
-        words = rf"worker_index={index} is out of range for 2 workers"
+    wrong = [({name: 0}, f"batch_sizes_for_worker received {name}=0") for name in sizes]
+    wrong += [({"worker_index": i}, f"={i} is out of range for 2 workers") for i in (-1, 2)]
+    for numbers, words in wrong:
         with pytest.raises(ValueError, match=words):
-            batch_sizes_for_worker(**sizes, worker_index=index)
+            batch_sizes_for_worker(**{**sizes, "worker_index": 0, **numbers})

@@ -180,17 +180,6 @@ def test_closed_prefetcher_gives_nothing_more_and_gives_up_once(loads_early, num
         prefetcher.take()
 
 
-def test_thread_ends_when_the_prefetcher_is_freed() -> None:
-    prefetcher = Prefetcher(itertools.count().__next__, 1)
-    prefetcher.take()
-    (thread,) = _threads()
-    gone = weakref.ref(prefetcher)
-    del prefetcher
-    assert gone() is None
-    thread.join(_LIMIT_S)
-    assert not thread.is_alive()
-
-
 def test_thread_in_the_middle_of_a_slow_source_ends_after_it() -> None:
     may_go_on, is_loading = threading.Event(), threading.Event()
     numbers = itertools.count()
@@ -470,15 +459,25 @@ def test_shard_that_makes_no_sense_is_refused() -> None:
         sg.InputOptions(auto_shard_policy=2)  # pyright: ignore[reportArgumentType]
 
 
-def of_worker(dataset: Any, worker: int, policy: sg.AutoShardPolicy) -> DistributedDataset:
-    """The dataset of one of two workers with two replicas each."""
+def of_worker(
+    dataset: Any, worker: int, policy: sg.AutoShardPolicy, num_local: int = 2
+) -> DistributedDataset:
+    """The dataset of one of two workers with some replicas each."""
     return DistributedDataset(
-        sg.MirroredStrategy(["cpu:0", "cpu:1"]),
+        sg.MirroredStrategy(["cpu:0", "cpu:1"][:num_local]),
         as_source(dataset),
         is_global=True,
         options=sg.InputOptions(auto_shard_policy=policy),
-        context=sg.InputContext(2, worker, 4),
+        context=sg.InputContext(2, worker, 2 * num_local),
     )
+
+
+def test_parts_of_as_many_rows_and_another_size_do_not_move_together() -> None:
+    """Of 4 examples worker 1 has a whole part of 2; of 3 it has 1 of 2; of 5 it has 2 of 3."""
+    batches = [np.arange(4), np.arange(5), np.arange(3)]
+    dataset = of_worker(batches, 1, sg.AutoShardPolicy.DATA, num_local=1)
+    assert [np.asarray(batch).tolist() for batch in dataset] == [[2, 3], [3, 4], [2]]
+    assert [group.num_steps for group in iter(dataset).take(3)] == [1, 1, 1]
 
 
 def ids_in(batches: Any) -> list[list[int]]:
@@ -509,19 +508,3 @@ def test_each_worker_resumes_with_the_next_example(policy: sg.AutoShardPolicy, k
     with pytest.raises(NotImplementedError, match="cannot be saved"):
         iterator.get_state()
     iterator.close()
-
-
-def test_parts_of_as_many_rows_and_another_size_do_not_move_together() -> None:
-    """Of 4 examples worker 1 has a whole part of 2; of 3 it has 1 of 2; of 5 it has 2 of 3."""
-    batches = [np.arange(4), np.arange(5), np.arange(3)]
-    strategy = sg.OneDeviceStrategy("cpu:0")
-    dataset = DistributedDataset(
-        strategy,
-        as_source(batches),
-        is_global=True,
-        options=sg.InputOptions(auto_shard_policy=sg.AutoShardPolicy.DATA),
-        context=sg.InputContext(2, 1, 2),
-    )
-    assert [np.asarray(batch).tolist() for batch in dataset] == [[2, 3], [3, 4], [2]]
-    groups = list(iter(dataset).take(3))
-    assert [group.num_steps for group in groups] == [1, 1, 1]

@@ -243,11 +243,11 @@ def test_sparse_gradients_are_applied() -> None:
     np.testing.assert_allclose(variable.value, [[-2, -2], [0, 0], [-2, -2]])
 
 
-# sg.input.Dataset: batches of any source, distributed in a strategy's scope.
-
-
 def _parts(batch: Any) -> list[list[Any]]:
     return [np.asarray(part).tolist() for part in batch.components]
+
+
+# sg.input.Dataset: batches of any source, distributed in a strategy's scope.
 
 
 def test_a_dataset_is_distributed_in_scope_and_plain_outside() -> None:

@@ -5,6 +5,7 @@ Each batch comes once, or there is an error, and nothing hangs.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import threading
@@ -135,20 +136,19 @@ def test_a_worker_that_reads_again_what_arrived_is_not_stuck() -> None:
         assert sorted(found + _numbers(batches)) == list(range(150))
 
 
-def _broken(files: list[str]) -> list[np.ndarray]:
+def test_a_poison_example_is_named_with_its_file_function_and_line() -> None:
     def read(file: str):
         yield np.array([1])
         if file == "b.txt":
             raise ValueError("The line has no label.")
         yield np.array([2])
 
-    return sg.input.Dataset.from_generator(
-        lambda: (batch for file in files for batch in read(file))
-    )
+    def broken(files: list[str]) -> sg.input.Dataset:
+        return sg.input.Dataset.from_generator(
+            lambda: (batch for file in files for batch in read(file))
+        )
 
-
-def test_a_poison_example_is_named_with_its_file_function_and_line() -> None:
-    dataset = sg.input.Dataset.from_files(["a.txt", "b.txt"], _broken)
+    dataset = sg.input.Dataset.from_files(["a.txt", "b.txt"], broken)
     words = (
         r"could not read batch 1 of the file b.txt in epoch 0: read \(.*test_faults.py, "
         r"line \d+\) raised ValueError: The line has no label."
@@ -159,15 +159,6 @@ def test_a_poison_example_is_named_with_its_file_function_and_line() -> None:
         with pytest.raises(sg.errors.PoisonExampleError, match=words):
             found.extend(batch.item() for batch in batches)
         assert found == [] or found == [1, 2, 1]
-
-
-class _LoadsNowhere:
-    def __reduce__(self):
-        return _refuse, ()
-
-
-def _refuse() -> None:
-    raise ModuleNotFoundError("No module named 'only_here'")
 
 
 def test_a_worker_that_loses_the_dataset_loses_no_split(monkeypatch) -> None:
@@ -188,7 +179,11 @@ def test_a_worker_that_loses_the_dataset_loses_no_split(monkeypatch) -> None:
 
 
 def test_a_dataset_that_a_worker_cannot_load_is_an_error() -> None:
-    gone = _LoadsNowhere()
+    class LoadsNowhere:
+        def __reduce__(self):
+            return importlib.import_module, ("only_here",)
+
+    gone = LoadsNowhere()
     dataset = sg.input.Dataset.from_generator(lambda: [np.array([0]) if gone else None])
     with input_servers(1) as servers:
         with pytest.raises(RuntimeError, match="could not load the dataset: ModuleNotFoundError"):

@@ -10,7 +10,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,68 +28,44 @@ _NUM_BATCHES = 300
 
 
 class Batches:
-    """Batches that note each reading in a file of their process, apart from the service."""
+    """Numbers that take a while, and may be noted in a file of their process."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, num_batches: int = _NUM_BATCHES) -> None:
+        self._folder, self._num_batches = folder, num_batches
 
     def __len__(self) -> int:
-        return _NUM_BATCHES
+        return self._num_batches
 
     def __getitem__(self, number: int) -> np.ndarray:
-        time.sleep(0.005)
-        with (self._folder / str(os.getpid())).open("a") as file:
-            file.write(f"{number}\n")
+        time.sleep(0.002 if self._folder is None else 0.005)
+        if self._folder is not None:
+            with (self._folder / str(os.getpid())).open("a") as file:
+                file.write(f"{number}\n")
         return np.array([number])
 
 
-def ledger(folder: Path) -> dict[str, Counter[int]]:
-    """Readings of each batch, by process."""
-    return {
-        path.name: Counter(map(int, path.read_text().split())) for path in sorted(folder.iterdir())
-    }
-
-
-class Service:
-    """A dispatcher in this process and workers in others; without limits on silence."""
-
-    def __init__(self) -> None:
-        self.dispatcher = DispatchServer(DispatcherConfig(worker_timeout_ms=60_000))
-        self.workers = InputWorkers(self.dispatcher.target, 2)
-
-    def distribute(self, dataset: sg.input.Dataset, **options: Any) -> sg.input.Dataset:
-        target = self.dispatcher.target
-        return dataset.apply(sg.input.service.distribute("distributed_epoch", target, **options))
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    before = descendants(os.getpid())
-    made = Service()
-    yield made
-    made.workers.close()
-    made.dispatcher.stop()
-    assert not wait_for_end(descendants(os.getpid()) - before)
-
-
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(service, tmp_path) -> None:
-    batches = service.distribute(
-        sg.input.Dataset(Batches(tmp_path), batch_size=1), exactly_once=True
-    )
-    found, killed = [], service.workers.processes.pids[0]
-    for batch in batches:
-        found.append(batch.item())
-        if len(found) == 50:
-            service.workers.processes.kill(0)
-    assert sorted(found) == list(range(_NUM_BATCHES))
-    read = ledger(tmp_path)
-    assert str(killed) in read
-    # What others read again was read ahead there, or asked for when it died.
-    again = sum(read.values(), Counter()) - Counter(range(_NUM_BATCHES))
-    assert again.total() < 50
-    until(lambda: len(service.dispatcher.describe()["workers"]) == 2)
-    assert killed not in service.workers.processes.pids
+def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(tmp_path) -> None:
+    before = descendants(os.getpid())
+    config = DispatcherConfig(worker_timeout_ms=60_000)
+    with sg.input.service.InputService(config, 2) as service:
+        distribute = sg.input.service.distribute(
+            "distributed_epoch", service.target, exactly_once=True
+        )
+        processes = service._workers.processes
+        found, killed = [], processes.pids[0]
+        for batch in sg.input.Dataset(Batches(tmp_path), batch_size=1).apply(distribute):
+            found.append(batch.item())
+            if len(found) == 50:
+                processes.kill(0)
+        assert sorted(found) == list(range(_NUM_BATCHES))
+        assert (tmp_path / str(killed)).exists()
+        # What others read again was read ahead there, or asked for when it died.
+        read = Counter(number for one in tmp_path.iterdir() for number in one.read_text().split())
+        assert read.total() - len(read) < 50
+        until(lambda: len(service._dispatcher.describe()["workers"]) == 2)
+        assert killed not in processes.pids
+    assert not wait_for_end(descendants(os.getpid()) - before)
 
 
 @pytest.mark.slow
@@ -181,23 +157,12 @@ class ServiceProcesses:
 _NUM_EXAMPLES = 320
 
 
-class Examples:
-    """Examples that take a while, so that each part is hurt while others read."""
-
-    def __len__(self) -> int:
-        return _NUM_EXAMPLES
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        time.sleep(0.002)
-        return np.array([number])
-
-
 def _train(target: str, share: dict[str, int], folder: Path) -> None:
     """Notes each batch and its position in one line, which is there as a whole or not at all."""
     distribute = sg.input.service.distribute(
         "distributed_epoch", target, exactly_once=True, **share
     )
-    dataset = sg.input.Dataset(Examples(), batch_size=2).apply(distribute)
+    dataset = sg.input.Dataset(Batches(num_batches=_NUM_EXAMPLES), batch_size=2).apply(distribute)
     batches = dataset.as_source().open(0)
     ledger = folder / str(share["consumer_index"])
     if taken := _taken(ledger):

@@ -295,16 +295,12 @@ def test_static_policies_divide_the_data_among_the_workers(servers) -> None:
 @pytest.mark.parametrize("kind", sorted(_KINDS))
 @pytest.mark.parametrize("count", [2, 7])
 def test_each_batch_goes_to_one_of_the_consumers(servers, kind, count) -> None:
-    found = [
-        values(
-            servers.distribute(
-                _KINDS[kind], consumer_index=index, num_consumers=count, exactly_once=True
-            )
-        )
-        for index in range(count)
-    ]
+    found: list[Any] = []
+    for index in range(count):
+        share = {"consumer_index": index, "num_consumers": count}
+        found += values(servers.distribute(_KINDS[kind], exactly_once=True, **share))
     expected = values(_KINDS[kind].as_source().open(0))
-    assert sorted(map(str, itertools.chain(*found))) == sorted(map(str, expected))
+    assert sorted(map(str, found)) == sorted(map(str, expected))
 
 
 def test_a_job_name_stands_for_the_processes_of_a_group(servers, monkeypatch) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.sources.adapters import as_source, batched_source
+from stratagem.input.sources.adapters import RayDataSource, as_source, batched_source
 from stratagem.input.sources.source import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -64,33 +64,14 @@ def _library(name: str, called: str) -> Any:
     return _LIBRARIES[name]
 
 
+def _torch_loader(**options: Any) -> Any:
+    torch = _library("torch", "PyTorch")
+    dataset = torch.utils.data.TensorDataset(torch.arange(10), torch.arange(10.0))
+    return torch.utils.data.DataLoader(dataset, batch_size=3, **options)
+
+
 def _rows(batches: Any) -> list[Any]:
     return [jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), batch) for batch in batches]
-
-
-def _check_going_on(make: Any) -> None:
-    """Compares a restored reader with an uninterrupted one."""
-    undisturbed = make().open(0)
-    state_of_all = undisturbed.state()
-    expected = _rows(undisturbed)
-    for num_read in (1, len(expected) - 1):
-        again = make().open(0)
-        again.restore(json.loads(json.dumps(state_of_all)))
-        assert _rows(next(again) for _ in range(num_read)) == expected[:num_read]
-        state = json.loads(json.dumps(again.state()))
-        restored = make().open(0)
-        restored.restore(state)
-        assert _rows(restored) == expected[num_read:]
-
-
-def _check_resuming(make: Any) -> None:
-    """The same for readers without a state before they are read."""
-    expected = _rows(make().open(0))
-    reader = make().open(0)
-    assert _rows(next(reader) for _ in range(2)) == expected[:2]
-    again = make().open(0)
-    again.restore(json.loads(json.dumps(reader.state())))
-    assert _rows(again) == expected[2:]
 
 
 class TestTensorFlow:
@@ -107,8 +88,6 @@ class TestTensorFlow:
         assert batches[0]["y"].dtype == np.uint8
         assert source.cardinality == 3
         assert source.element_spec()["y"] == sg.input.ArraySpec((None,), "uint8")
-
-    def test_cardinality_may_be_infinite_or_unknown(self) -> None:
         dataset = self.tf.data.Dataset.range(4).batch(2)
         assert as_source(dataset.repeat()).cardinality == INFINITE_CARDINALITY
         assert as_source(dataset.filter(lambda _: True)).cardinality == UNKNOWN_CARDINALITY
@@ -121,55 +100,23 @@ class TestTensorFlow:
             options.experimental_distribute.auto_shard_policy = getattr(policies, policy.name)
             assert as_source(dataset.with_options(options)).auto_shard_policy is policy
 
-    @pytest.mark.parametrize("seed", [None, 3], ids=["no seed", "seed"])
-    def test_shuffled_dataset_goes_on(self, seed: int | None) -> None:
-        _check_going_on(
-            lambda: as_source(self.tf.data.Dataset.range(40).shuffle(20, seed=seed).batch(4))
-        )
-
 
 class TestTorch:
     @pytest.fixture(autouse=True)
     def _loaded(self) -> None:
         self.torch = _library("torch", "PyTorch")
 
-    def _loader(self, **options: Any) -> Any:
-        torch = self.torch
-        dataset = torch.utils.data.TensorDataset(torch.arange(10), torch.arange(10.0))
-        return torch.utils.data.DataLoader(dataset, batch_size=3, **options)
-
     def test_batches_are_numpy(self) -> None:
-        source = as_source(self._loader())
+        source = as_source(_torch_loader())
         assert source.cardinality == 4
         first = next(source.open(0))
         assert [type(leaf) for leaf in first] == [np.ndarray, np.ndarray]
         assert first[0].tolist() == [0, 1, 2]
 
-    def test_loader_in_order_goes_on(self) -> None:
-        _check_going_on(lambda: as_source(self._loader()))
-
-    def test_shuffled_loader_with_a_generator_goes_on(self) -> None:
-        def make() -> Any:
-            generator = self.torch.Generator()
-            generator.manual_seed(np.random.default_rng().integers(2**31).item())
-            return as_source(self._loader(shuffle=True, generator=generator))
-
-        _check_going_on(make)
-
     def test_shuffled_loader_without_a_generator_says_what_to_do(self) -> None:
-        reader = as_source(self._loader(shuffle=True)).open(0)
+        reader = as_source(_torch_loader(shuffle=True)).open(0)
         with pytest.raises(NotImplementedError, match="Fix: give it a generator"):
             reader.state()
-
-    @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
-    def test_stateful_loader_goes_on(self) -> None:
-        _library("torchdata", "torchdata")
-        loaders = importlib.import_module("torchdata.stateful_dataloader")
-
-        def make() -> Any:
-            return as_source(loaders.StatefulDataLoader(list(range(12)), batch_size=3))
-
-        _check_resuming(make)
 
 
 class TestHuggingFace:
@@ -183,20 +130,6 @@ class TestHuggingFace:
         batches = list(source.open(0))
         assert sorted(n for batch in batches for n in batch["x"].tolist()) == list(range(7))
         assert [batch["y"].shape for batch in batches] == [(3, 2), (3, 2), (1, 2)]
-
-    def test_dataset_of_batches_goes_on(self) -> None:
-        _check_going_on(
-            lambda: as_source(self.datasets.Dataset.from_dict({"x": list(range(7))}).batch(2))
-        )
-
-    def test_streamed_dataset_goes_on(self) -> None:
-        dataset = self.datasets.Dataset.from_dict({"x": list(range(12))})
-
-        def make() -> Any:
-            return as_source(dataset.to_iterable_dataset().batch(2))
-
-        _check_resuming(make)
-        assert [batch["x"] for batch in _rows(make().open(0))[:2]] == [[0, 1], [2, 3]]
 
     def test_streamed_dataset_is_shared_by_its_files(self) -> None:
         examples = self.datasets.Dataset.from_dict({"x": list(range(12))})
@@ -212,6 +145,61 @@ class TestHuggingFace:
         examples = self.datasets.Dataset.from_dict({"x": list(range(10))})
         dataset = sg.input.Dataset(examples, batch_size=4).shard(3, 1)
         assert [batch["x"].tolist() for batch in dataset] == [[1, 4, 7]]
+
+
+def _of_tensorflow(seed: int | None) -> Any:
+    tf = _library("tensorflow", "TensorFlow")
+    return tf.data.Dataset.range(40).shuffle(20, seed=seed).batch(4)
+
+
+def _shuffled_torch_loader() -> Any:
+    generator = _library("torch", "PyTorch").Generator()
+    generator.manual_seed(np.random.default_rng().integers(2**31).item())
+    return _torch_loader(shuffle=True, generator=generator)
+
+
+def _stateful_torch_loader() -> Any:
+    _library("torchdata", "torchdata")
+    loaders = importlib.import_module("torchdata.stateful_dataloader")
+    return loaders.StatefulDataLoader(list(range(12)), batch_size=3)
+
+
+def _of_hugging_face(*, is_streamed: bool) -> Any:
+    dataset = _library("datasets", "Hugging Face datasets").Dataset
+    rows = dataset.from_dict({"x": list(range(12))})
+    return (rows.to_iterable_dataset() if is_streamed else rows).batch(2)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
+@pytest.mark.parametrize(
+    ("make", "has_state_before"),
+    [
+        (lambda: _of_tensorflow(None), True),
+        (lambda: _of_tensorflow(3), True),
+        (_torch_loader, True),
+        (_shuffled_torch_loader, True),
+        (_stateful_torch_loader, False),
+        (lambda: _of_hugging_face(is_streamed=False), True),
+        (lambda: _of_hugging_face(is_streamed=True), False),
+    ],
+    ids=["tf", "tf, seed", "torch", "torch, shuffled", "torchdata", "datasets", "streamed"],
+)
+def test_reader_of_another_library_goes_on(make: Any, has_state_before: bool) -> None:
+    """As an uninterrupted one, whose state before it is read fixes the order if it has one."""
+
+    def opened(state: Any = None) -> Any:
+        reader = as_source(make()).open(0)
+        if state is not None:
+            reader.restore(json.loads(json.dumps(state)))
+        return reader
+
+    undisturbed = opened()
+    state_of_all = undisturbed.state() if has_state_before else None
+    expected = _rows(undisturbed)
+    for num_read in (1, 2, len(expected) - 1):
+        again = opened(state_of_all)
+        assert _rows(next(again) for _ in range(num_read)) == expected[:num_read]
+        assert _rows(opened(again.state())) == expected[num_read:]
 
 
 # Each source reads its batches in order, epoch by epoch, and can be resumed.
@@ -368,19 +356,6 @@ def test_files_are_shared_before_they_are_repeated() -> None:
 # Sources of lists and of Keras PyDatasets, with their notifications, threads and processes.
 
 
-class _Endless(Batches):
-    @property
-    def num_batches(self) -> None:
-        return None
-
-
-def test_endless_pydataset_has_no_end() -> None:
-    source = as_source(_Endless())
-    assert source.cardinality == INFINITE_CARDINALITY
-    reader = source.open(0)
-    assert [next(reader)[0] for _ in range(6)] == [0, 2, 4, 6, 8, 10]
-
-
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"workers": 3}, marks=pytest.mark.slow)], ids=["alone", "threads"]
 )
@@ -394,15 +369,74 @@ def test_pydataset_is_notified_of_each_epoch(options: dict[str, Any]) -> None:
     assert dataset.calls == ["begin", "end"] * 2
 
 
-# Sources of generators and of iterables that begin anew.
+def test_endless_pydataset_has_no_end() -> None:
+    class Endless(Batches):
+        num_batches = None  # pyright: ignore[reportAssignmentType]
+
+    source = as_source(Endless())
+    assert source.cardinality == INFINITE_CARDINALITY
+    reader = source.open(0)
+    assert [next(reader)[0] for _ in range(6)] == [0, 2, 4, 6, 8, 10]
 
 
 def test_batches_are_kept_apart_from_a_generator_that_fills_one_array() -> None:
-    def batches() -> Iterator[Any]:
-        buffer = np.zeros(2)
-        for number in range(3):
-            buffer[:] = number
-            yield buffer
+    buffer = np.zeros(2)
+    filled = (np.add(buffer * 0, number, out=buffer) for number in range(3))
+    assert values_of(list(as_source(filled).open(0))) == [[[0, 0]], [[1, 1]], [[2, 2]]]
 
-    read = list(as_source(batches()).open(0))
-    assert values_of(read) == [[[0, 0]], [[1, 1]], [[2, 2]]]
+
+# Datasets of Ray Data: refusals, with stand-ins; `validation/ray` reads real ones.
+
+
+class DataIterator:
+    """Batches of one process, as from `streaming_split`; notes the options of each reading."""
+
+    def __init__(self) -> None:
+        self.options: list[dict[str, Any]] = []
+
+    def iter_batches(self, **options: Any) -> Iterator[dict[str, np.ndarray]]:
+        self.options.append(options)
+        yield from ({"id": np.array([number])} for number in range(3))
+
+
+class Dataset(DataIterator):
+    """A dataset that can be shuffled."""
+
+    def random_shuffle(self, *, seed: int) -> Dataset:
+        self.options.append({"seed": seed})
+        return self
+
+
+for stand_in in (DataIterator, Dataset):
+    stand_in.__module__ = "ray.data"
+
+
+def _source(dataset: Any, **options: Any) -> RayDataSource:
+    source = sg.input.Dataset(dataset, batch_size=2, **options).as_source()
+    assert isinstance(source, RayDataSource)
+    return source
+
+
+def test_options_reach_ray_in_each_epoch() -> None:
+    dataset = Dataset()
+    source = _source(dataset, shuffle=True, seed=5, drop_remainder=True)
+    for epoch in range(2):
+        assert [batch["id"].item() for batch in source.open(epoch)] == [0, 1, 2]
+    batching = {"batch_format": "numpy", "batch_size": 2, "drop_last": True}
+    assert dataset.options == [{"seed": 5}, batching, {"seed": 6}, batching]
+
+
+def test_what_ray_cannot_do_is_refused() -> None:
+    assert _source(DataIterator()).auto_shard_policy == sg.AutoShardPolicy.OFF
+    with pytest.raises(ValueError, match="passed to a strategy of several processes"):
+        _ = _source(Dataset()).auto_shard_policy
+    with pytest.raises(ValueError, match="shuffle=True was passed with a Ray DataIterator"):
+        _source(DataIterator(), shuffle=True)
+    reader = _source(Dataset()).open(0)
+    for method in (reader.state, lambda: reader.restore({})):
+        with pytest.raises(NotImplementedError, match="position in a dataset of Ray Data cannot"):
+            method()
+    with pytest.raises(ValueError, match="An object of type Dataset of Ray Data was passed"):
+        as_source(Dataset())  # rows, not batches
+    with pytest.raises(TypeError, match="Ray's own executor reads"):
+        sg.input.service.register_dataset("127.0.0.1:1", _source(Dataset()))
