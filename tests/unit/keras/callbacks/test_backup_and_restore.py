@@ -17,6 +17,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import DataLossError
+from tests.marks import slow
 from tests.unit.keras.callbacks.backups import (
     BATCH_SIZE,
     EPOCHS,
@@ -61,27 +62,26 @@ def undisturbed(name: str, steps_per_execution: int = 1) -> tuple[list[np.ndarra
     return train(strategy=strategy_named(name), steps_per_execution=steps_per_execution)
 
 
+_BEHIND = {"options": sg.train.CheckpointOptions(enable_async=True)}
+
+
 @pytest.mark.parametrize(
-    ("name", "freq", "steps", "ends"),
+    ("name", "freq", "steps", "ends", "saving"),
     [
-        ("two", 3, (1, 1), [EndAt(4)]),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                ("none", 1, (1, 1), [EndAt(2), EndAtBegin(NUM_BATCHES)]),
-                ("none", "epoch", (1, 1), [EndAt(2 * NUM_BATCHES - 1)]),
-                ("none", 1, (3, 2), [EndAt(2)]),  # other numbers of steps an execution
-                ("one", 2, (1, 1), [EndAtBegin(NUM_BATCHES + 3)]),
-                ("two", 2, (1, 1), [EndAt(NUM_BATCHES)]),
-            )
-        ),
+        ("two", 3, (1, 1), [EndAt(4)], None),
+        slow("none", 1, (1, 1), [EndAt(2), EndAtBegin(NUM_BATCHES)], None),
+        slow("none", "epoch", (1, 1), [EndAt(2 * NUM_BATCHES - 1)], None),
+        slow("none", 1, (3, 2), [EndAt(2)], None),  # other numbers of steps an execution
+        slow("one", 2, (1, 1), [EndAtBegin(NUM_BATCHES + 3)], None),
+        slow("two", 2, (1, 1), [EndAt(NUM_BATCHES)], None),
+        slow("two", 1, (1, 1), [EndAt(4), EndAtBegin(NUM_BATCHES + 3)], _BEHIND),
     ],
 )
-def test_goes_on_at_the_next_batch(name, freq, steps, ends, tmp_path) -> None:
+def test_goes_on_at_the_next_batch(name, freq, steps, ends, saving, tmp_path) -> None:
     def run(*callbacks: Any) -> Any:
         options: Any = {"steps_per_execution": steps[0] if callbacks else steps[1]}
-        strategy = strategy_named(name)
-        return train(*callbacks, folder=tmp_path, freq=freq, strategy=strategy, **options)
+        options |= {"freq": freq, "saving": saving, "strategy": strategy_named(name)}
+        return train(*callbacks, folder=tmp_path, **options)
 
     wanted, expected = undisturbed(name)
     got, history = ended_and_again(run, *ends)
@@ -89,15 +89,6 @@ def test_goes_on_at_the_next_batch(name, freq, steps, ends, tmp_path) -> None:
     assert history.epoch == expected.epoch == [0, 1, 2]
     assert not tmp_path.exists()
     assert steps[0] > 1 or history.history == expected.history
-
-
-def test_undisturbed_training_sees_each_example_once_an_epoch() -> None:
-    """So that the tables of examples, which the others compare, say something."""
-    values_left, _ = undisturbed("none")
-    table = next(one for one in values_left if one.shape == (NUM_BATCHES * EPOCHS, BATCH_SIZE))
-    epochs = table.reshape(EPOCHS, -1)
-    assert [sorted(row[row >= 0].tolist()) for row in epochs] == EPOCHS * [list(range(len(X)))]
-    assert epochs[0].tolist() != epochs[1].tolist()
 
 
 @pytest.mark.slow
@@ -221,8 +212,9 @@ def test_model_that_went_on_begins_its_next_fit_at_the_first_epoch(tmp_path: Pat
     with pytest.raises(AccidentError):
         train(EndAt(2 * NUM_BATCHES + 1), folder=tmp_path / "backup")
     model = build(None)
-    backup = sg.BackupAndRestore(tmp_path / "backup", 2)
-    model.fit(X, Y, BATCH_SIZE, EPOCHS, 0, [backup])
+    (tmp_path / "backup" / "notes.txt").write_text("mine")
+    model.fit(X, Y, BATCH_SIZE, EPOCHS, 0, [sg.BackupAndRestore(tmp_path / "backup", 2)])
+    assert [path.name for path in (tmp_path / "backup").iterdir()] == ["notes.txt"]
     assert model.fit(X, Y, BATCH_SIZE, epochs=2, verbose=0).epoch == [0, 1]
 
 
@@ -285,21 +277,7 @@ def test_folder_and_frequency_that_are_none(freq: Any) -> None:
             sg.BackupAndRestore("backup", memory_save_freq=freq)
 
 
-@pytest.mark.slow
-def test_backups_are_written_while_training_goes_on(tmp_path: Path) -> None:
-    behind = {"options": sg.train.CheckpointOptions(enable_async=True)}
-
-    def run(*ends: Any) -> Any:
-        return train(*ends, folder=tmp_path, freq=1, saving=behind, strategy=strategy_named("two"))
-
-    got = ended_and_again(lambda *ends: run(*ends)[0], EndAt(4), EndAtBegin(NUM_BATCHES + 3))
-    assert_same(got, undisturbed("two")[0])
-    assert not list(tmp_path.glob("backup-*"))
-
-
 def test_backup_that_was_not_written_is_reported_at_the_end(tmp_path: Path) -> None:
-    behind = {"options": sg.train.CheckpointOptions(enable_async=True)}
-
     class Harm(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -307,7 +285,7 @@ def test_backup_that_was_not_written_is_reported_at_the_end(tmp_path: Path) -> N
 
     folder = tmp_path / "backup"
     with pytest.raises(OSError, match=f"{folder}"):
-        train(Harm(), folder=folder, freq="epoch", epochs=1, saving=behind)
+        train(Harm(), folder=folder, freq="epoch", epochs=1, saving=_BEHIND)
 
 
 def test_model_that_is_not_built_and_no_fit(tmp_path: Path) -> None:
@@ -318,13 +296,6 @@ def test_model_that_is_not_built_and_no_fit(tmp_path: Path) -> None:
     backup.set_model(build(None))
     with pytest.raises(RuntimeError, match="outside of fit"):
         backup.on_train_begin()
-
-
-@pytest.mark.slow
-def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    train(folder=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 _PROGRAM = """
@@ -356,14 +327,7 @@ np.savez(result, *values(model))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("none", "save"),
-        ("none", "batch"),
-        ("two", "save"),
-    ],
-)
+@pytest.mark.parametrize(("name", "how"), [("none", "save"), ("none", "batch"), ("two", "save")])
 def test_killed_program_goes_on_when_it_is_started_again(name, how, tmp_path) -> None:
     def program(how: str) -> int:
         arguments = [name, str(tmp_path / "backup"), str(tmp_path / "values.npz"), how]

@@ -68,23 +68,16 @@ def test_files_are_found_in_the_order_of_time_and_then_of_numbers(tmp_path) -> N
     for name in ("history.csv", ".ckpt-3.keras", "ckpt-4.keras.part"):
         _touch(tmp_path, name, 70)
     (tmp_path / "ckpt-5.keras").mkdir()
-    assert [one.name for one in KerasFiles().find(tmp_path)] == [
-        "ckpt-2.h5",
-        "ckpt-9.keras",
-        "ckpt-9a.keras",
-        "ckpt-10.keras",
-        "ckpt-100.weights.h5",
-        "ckpt-1.keras",
-    ]
+    names = "ckpt-2.h5 ckpt-9.keras ckpt-9a.keras ckpt-10.keras ckpt-100.weights.h5 ckpt-1.keras"
+    assert [one.name for one in KerasFiles().find(tmp_path)] == names.split()
+
+
+KINDS = ("weights.h5", "keras")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param("a.weights.h5", marks=pytest.mark.compatibility),
-        pytest.param("a.keras", marks=pytest.mark.compatibility),
-        "a.h5",
-    ],
+    [*(pytest.param(f"a.{kind}", marks=pytest.mark.compatibility) for kind in KINDS), "a.h5"],
 )
 def test_file_of_every_kind_is_loaded(name, tmp_path) -> None:
     written, model = _model(), _model()
@@ -232,23 +225,14 @@ def test_unreadable_one_is_left_alone_until_it_changes_or_patience_ends() -> Non
     assert follower.postpone(A_LONGER, 100.0 + PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("done", "count"),
-    [
-        ([], 0),
-        ([A], 1),
-        ([A, B, C], 3),
-        # Training that starts again writes an epoch a second time.
-        ([A, B, A_LATER], 2),
-        # One name for all.
-        ([A, A_LONGER, A_LATER], 3),
-    ],
-)
-def test_names_are_counted_or_how_often_the_one_name_was_written(done, count) -> None:
-    follower = _Follower()
-    for checkpoint in done:
-        follower.finish(checkpoint)
-    assert follower.num_done == count
+def test_names_are_counted_or_how_often_the_one_name_was_written() -> None:
+    # The fourth is training that starts again, and writes an epoch a second time.
+    every = [[], [A], [A, B, C], [A, B, A_LATER], [A, A_LONGER, A_LATER]]
+    for done, count in zip(every, [0, 1, 3, 2, 3], strict=True):
+        follower = _Follower()
+        for checkpoint in done:
+            follower.finish(checkpoint)
+        assert follower.num_done == count, done
 
 
 # The best model among the checkpoints that an evaluator has seen.
@@ -278,15 +262,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _start(model: Any, checkpoints: Path, export: Any) -> list[Any]:
-    return sg.SidecarEvaluator(
-        model,
-        (_X, _Y),
-        checkpoints,
-        max_evaluations=4,
-        callbacks=[export],
-        every_checkpoint=True,
-        poll_s=0.001,
-    ).start()
+    given: Any = {"max_evaluations": 4, "every_checkpoint": True, "poll_s": 0.001}
+    return sg.SidecarEvaluator(model, (_X, _Y), checkpoints, callbacks=[export], **given).start()
 
 
 @pytest.mark.parametrize("monitor", ["val_loss", "mae"])
@@ -323,9 +300,7 @@ def test_wrong_exports_are_errors(model, checkpoints, tmp_path) -> None:
         _start(model, tmp_path, export)
 
 
-def test_nothing_is_saved_that_is_not_better_than_the_threshold(
-    model, checkpoints, tmp_path
-) -> None:
+def test_only_what_is_better_than_the_threshold_is_saved(model, checkpoints, tmp_path) -> None:
     name = tmp_path / "{val_loss:.3f}-{mae:.2f}.keras"
     _start(model, checkpoints, sg.SidecarEvaluatorModelExport(name, initial_value_threshold=1e-9))
     assert not list(tmp_path.iterdir())

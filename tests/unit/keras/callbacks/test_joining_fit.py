@@ -5,6 +5,7 @@ Both run in this process, one after the other, with an admission that is made up
 
 from __future__ import annotations
 
+import contextlib
 import json
 import types
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from stratagem.keras.callbacks import tensorboard
 from stratagem.keras.callbacks.backup_and_restore import JoiningFit
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 from tests.unit.execution.summary.events import Read
+from tests.unit.keras.callbacks.backups import assert_same, values
 from tests.unit.observe.test_wait_clock import ticking
 
 _EPOCHS, _NUM_BATCHES, _BATCH = 3, 4, 8
@@ -28,12 +30,8 @@ _X = np.random.default_rng(0).random((_NUM_BATCHES * _BATCH - 3, 4)).astype(np.f
 _Y = _X.sum(1)
 
 
-def _values(model: Any) -> list[np.ndarray]:
-    return [np.array(one.value) for one in [*model.variables, *model.optimizer.variables]]
-
-
-def _set(model: Any, values: list[np.ndarray]) -> None:
-    for variable, value in zip([*model.variables, *model.optimizer.variables], values, strict=True):
+def _set(model: Any, given: list[np.ndarray]) -> None:
+    for variable, value in zip([*model.variables, *model.optimizer.variables], given, strict=True):
         variable.assign(value)
 
 
@@ -52,7 +50,7 @@ class _Admission:
 
     def admit(self, place: str, state: Callable[[], Any], *, may_retry: bool) -> None:
         self.calls.append((place, may_retry))
-        self.states.append((json.dumps(state()), _values(self._model)))
+        self.states.append((json.dumps(state()), values(self._model)))
 
     def join(self, place: str, prepare: Callable[[], None]) -> Any:
         assert self._receive is not None
@@ -81,13 +79,13 @@ def made() -> tuple[Any, list[np.ndarray]]:
     )
     model.compile(keras.optimizers.SGD(0.01, 0.9), "mse")
     model.fit(_X, _Y, _BATCH, verbose=0)
-    return model, _values(model)
+    return model, values(model)
 
 
 def _fit(made: Any, admission: Any, *, seed: int = 4, **options: Any) -> dict[str, Any]:
     """Trains from the same values; returns the logs."""
-    model, values = made
-    _set(model, values)
+    model, before = made
+    _set(model, before)
     keras.utils.set_random_seed(seed)
     draw = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: np.random.random())
     options["callbacks"] = [draw, *options.get("callbacks", ()), JoiningFit(admission)]
@@ -100,7 +98,7 @@ def whole(made) -> tuple[_Admission, list[np.ndarray], dict[str, Any]]:
     """A training that is not joined: its states before each batch, last values and logs."""
     admission = _Admission(made[0])
     logs = _fit(made, admission)
-    return admission, _values(made[0]), logs
+    return admission, values(made[0]), logs
 
 
 def test_a_member_admits_before_each_batch_and_ends_its_place(whole) -> None:
@@ -117,13 +115,12 @@ def test_a_member_admits_before_each_batch_and_ends_its_place(whole) -> None:
     [0, 1, pytest.param(_NUM_BATCHES, marks=pytest.mark.compatibility), 2 * _NUM_BATCHES + 3],
 )
 def test_one_that_joins_ends_with_the_bits_of_the_others(made, whole, step) -> None:
-    states, values, logs = whole[0].states, whole[1], whole[2]
+    states, wanted, logs = whole[0].states, whole[1], whole[2]
     admission = _Admission(made[0], lambda: states[step])
     batches: list[int] = []
     note = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda b, logs: batches.append(b))
     joined = _fit(made, admission, seed=77, callbacks=[note])
-    for one, other in zip(_values(made[0]), values, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(values(made[0]), wanted)
     assert list(joined) == list(logs)
     for name in logs:
         done = step // _NUM_BATCHES
@@ -138,23 +135,20 @@ def test_one_that_joins_ends_with_the_bits_of_the_others(made, whole, step) -> N
 
 
 def test_a_call_that_is_over_trains_nothing_and_the_next_one_all(made) -> None:
-    model, values = made
+    model, before = made
     admission = _Admission(model, lambda: None)
     assert _fit(made, admission) == {}
-    for one, other in zip(_values(model), values, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(values(model), before)
     assert admission.calls == ["fit:1", "end"]
     assert len(_fit(made, admission)["loss"]) == _EPOCHS
 
 
-def test_a_state_of_other_data_is_an_error(made, whole) -> None:
+def test_a_state_of_other_data_and_members_that_end_first_are_errors(made, whole) -> None:
     admission = _Admission(made[0], lambda: whole[0].states[1])
     with pytest.raises(ValueError, match="saved at batch 1 of 4, but an epoch now has 2 batches"):
         _fit(made, admission, batch_size=2 * _BATCH)
     assert admission.calls[-1] == "end"
 
-
-def test_members_that_end_before_it_joins_end_the_call(made) -> None:
     def end() -> None:
         raise UnavailableError("All members ended before worker 1 could join them.")
 
@@ -247,16 +241,10 @@ class Noting(keras.layers.Layer):
 
 def build(strategy: Any = None, layers: Any = None, **compiled: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
-
-    def make() -> keras.Model:
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = keras.Sequential([keras.layers.Input((4,)), *(layers or [keras.layers.Dense(1)])])
         model.compile("sgd", "mse", metrics=["mae"], **compiled)
-        return model
-
-    if strategy is None:
-        return make()
-    with strategy.scope():
-        return make()
+    return model
 
 
 def fit(model: keras.Model, *callbacks: Any, **options: Any) -> dict[str, list[float]]:
@@ -449,7 +437,6 @@ def test_embeddings_are_written_for_the_projector(tmp_path: Path) -> None:
     rows = np.loadtxt(tmp_path / told.tensor_path, delimiter="\t")
     np.testing.assert_allclose(rows, np.asarray(table.embeddings.value), rtol=1e-5)
     wrong = sg.TensorBoard(tmp_path, embeddings_freq=1, embeddings_metadata={"word": "words.txt"})
-    with pytest.raises(
-        ValueError, match="embeddings_metadata names layers that are not embeddings"
-    ):
+    words = "embeddings_metadata names layers that are not embeddings"
+    with pytest.raises(ValueError, match=words):
         model.fit(np.zeros((4, 4), np.int32), np.zeros((4, 1)), callbacks=[wrong], verbose=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -24,21 +25,19 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(
-    "steps", [(5, 5), (6, 5), (-1, 3), (1.5, 3), (True, 3), (1,), (1, 2, 3), "ab"]
+    ("kind", "wrong"),
+    [
+        *((ValueError, {"steps": steps}) for steps in ((5, 5), (6, 5), (-1, 3))),
+        *((TypeError, {"steps": s}) for s in ((1.5, 3), (True, 3), (1,), (1, 2, 3), "ab")),
+        *((ValueError, {"workers": workers}) for workers in ([], [-1])),
+        *((TypeError, {"workers": workers}) for workers in (0, ["0"])),
+    ],
 )
-def test_steps_that_are_no_range(steps) -> None:
-    kind = ValueError if all(type(one) is int for one in steps) and len(steps) == 2 else TypeError
-    with pytest.raises(kind, match=r"sg\.profile received steps=(.|\n)*Expected the number"):
-        sg.profile(steps)
-
-
-@pytest.mark.parametrize(
-    ("workers", "kind"),
-    [([], ValueError), ([-1], ValueError), (0, TypeError), (["0"], TypeError)],
-)
-def test_workers_that_are_no_ids(workers, kind) -> None:
-    with pytest.raises(kind, match=r"sg\.profile received workers="):
-        sg.profile(workers=workers)
+def test_steps_and_workers_that_are_none(kind, wrong) -> None:
+    (name,) = wrong
+    words = r"(.|\n)*Expected the number" if name == "steps" else ""
+    with pytest.raises(kind, match=rf"sg\.profile received {name}={words}"):
+        sg.profile(**wrong)
 
 
 def test_worker_that_does_not_exist(tmp_path, monkeypatch) -> None:
@@ -83,17 +82,12 @@ def test_training_that_fails_ends_the_profile(tmp_path) -> None:
 
 
 def _model(strategy: sg.Strategy | None = None, **compiled: object) -> keras.Model:
-    def make() -> keras.Model:
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         keras.utils.set_random_seed(0)
         layers = [keras.layers.Dense(32, "relu", name="first"), keras.layers.Dense(1, name="last")]
         model = keras.Sequential([keras.Input((16,)), *layers])
         model.compile("adam", "mse", **compiled)
-        return model
-
-    if strategy is None:
-        return make()
-    with strategy.scope():
-        return make()
+    return model
 
 
 def _fit(model: keras.Model, *callbacks: object, **options: object) -> list[float]:
@@ -225,15 +219,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def calls(
-    interval: SnapshotInterval,
-    clock: Clock,
-    num: int,
-    *,
-    call_s: float,
-    cost_s: float,
-    batches: int = 1,
-) -> list[int]:
+def calls(interval, clock, num, *, call_s, cost_s, batches=1) -> list[int]:
     """After which of these calls the state was kept."""
     kept: list[int] = []
     for call in range(1, num + 1):
@@ -277,8 +263,6 @@ def test_follows_what_changes_at_the_end_of_an_epoch(clock: Clock) -> None:
 
 
 class Counter(keras.callbacks.Callback):
-    """A callback with a state of its own."""
-
     def __init__(self, count: int = 0) -> None:
         super().__init__()
         self.count = count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -168,10 +169,7 @@ def test_newest_is_evaluated_with_the_numbers_of_its_weights(
 ) -> None:
     for epoch in (1, 2, 11):
         write(epoch)
-    if num_replicas:
-        with mirrored(num_replicas).scope():
-            model = _model("adam")
-    else:
+    with mirrored(num_replicas).scope() if num_replicas else contextlib.nullcontext():
         model = _model("adam")
     (evaluation,) = _evaluator(model, folder, max_evaluations=3).start()
     _assert_measured(evaluation, 11)
@@ -249,11 +247,9 @@ def test_file_of_another_model_is_an_error_at_once(write, folder) -> None:
 def test_folder_without_checkpoints_is_an_error_in_the_end(folder, model, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_CHECKPOINT_TIMEOUT_S", str(_SHORT_S))
     evaluator = sg.SidecarEvaluator(model, (_X, _Y), folder, poll_s=0.001)
-    with pytest.raises(
-        sg.errors.DeadlineExceededError,
-        match=rf"No new checkpoint appeared in {folder} for 0 s; none so far(?s:.)*within 0.02 s"
-        r"(?s:.)*max_evaluations(?s:.)*STRATAGEM_CHECKPOINT_TIMEOUT_S",
-    ):
+    words = rf"No new checkpoint appeared in {folder} for 0 s; none so far(?s:.)*within 0.02 s"
+    words += r"(?s:.)*max_evaluations(?s:.)*STRATAGEM_CHECKPOINT_TIMEOUT_S"
+    with pytest.raises(sg.errors.DeadlineExceededError, match=words):
         evaluator.start()
 
 
@@ -272,9 +268,8 @@ def test_limit_is_kept_to_the_second(write, folder, model, between_looks, clock)
     write(1)
     between_looks(None, lambda: clock.sleep(9), lambda: clock.sleep(1))
     evaluator = _evaluator(model, folder, timeout_s=10)
-    with pytest.raises(
-        sg.errors.DeadlineExceededError, match=r"for 10 s; the last was ckpt-0001\.weights\.h5"
-    ):
+    words = r"for 10 s; the last was ckpt-0001\.weights\.h5"
+    with pytest.raises(sg.errors.DeadlineExceededError, match=words):
         evaluator.start()
     assert clock.now_s == pytest.approx(110.001)
     assert _epochs(evaluator.evaluations) == [1]
@@ -324,9 +319,8 @@ def test_callbacks_see_each_evaluation_and_its_checkpoint(write, folder, model) 
     for epoch in (1, 2, 3):
         write(epoch)
     notes = _Notes()
-    evaluations = _evaluator(
-        model, folder, max_evaluations=2, every_checkpoint=True, callbacks=[notes]
-    ).start()
+    given: Any = {"max_evaluations": 2, "every_checkpoint": True, "callbacks": [notes]}
+    evaluations = _evaluator(model, folder, **given).start()
     for evaluation, epoch in zip(evaluations, (1, 2), strict=True):
         _assert_measured(evaluation, epoch)
     assert notes.calls == [
@@ -395,18 +389,13 @@ def test_notice_ends_a_wait_and_the_handler_goes() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_handler_of_the_program_stays() -> None:
-    seen = []
+def test_a_handler_of_the_program_stays_and_a_thread_gets_no_notice() -> None:
+    seen: list[Any] = []
     signal.signal(signal.SIGTERM, lambda signum, frame: seen.append(signum))
     with StopNotice() as notice:
         signal.raise_signal(signal.SIGTERM)
         assert not notice.is_given
-    assert seen == [signal.SIGTERM]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def test_thread_gets_no_notice_and_may_wait() -> None:
-    seen = []
 
     def work() -> None:
         with StopNotice() as notice:
@@ -416,7 +405,7 @@ def test_thread_gets_no_notice_and_may_wait() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [(False, signal.SIG_DFL)]
+    assert seen == [signal.SIGTERM, (False, signal.SIG_DFL)]
 
 
 # Arguments that an evaluator cannot work with, named before it waits for anything.

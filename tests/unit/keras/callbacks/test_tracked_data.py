@@ -15,6 +15,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.checkpoint.in_memory import MemoryBackup
+from tests.marks import slow
 from tests.unit.keras.callbacks.backups import (
     BATCH_SIZE,
     EPOCHS,
@@ -182,17 +183,12 @@ def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: 
     [
         *((name, "none") for name in QUICK),
         *(
-            pytest.param(
-                name, "one" if name.startswith("Dataset") else "none", marks=pytest.mark.slow
-            )
+            slow(name, "one" if name.startswith("Dataset") else "none")
             for name in SOURCES
             if name not in QUICK
         ),
         # Of replicas one group of batches is read ahead, and what it draws is drawn again.
-        *(
-            pytest.param(name, "two", marks=pytest.mark.slow)
-            for name in ("PyDataset", "generator", "Dataset of arrays")
-        ),
+        *(slow(name, "two") for name in ("PyDataset", "generator", "Dataset of arrays")),
     ],
 )
 def test_goes_on_with_the_next_batch(name, strategy, tmp_path) -> None:
@@ -216,13 +212,8 @@ def test_goes_on_with_the_next_batch(name, strategy, tmp_path) -> None:
 def test_data_that_end_before_the_backup_are_reported(tmp_path: Path) -> None:
     def fit(count: int, *ends: Any) -> None:
         data = ((X[:8], Y[:8]) for _ in range(count))
-        build(None).fit(
-            data,
-            steps_per_epoch=6,
-            shuffle=False,
-            verbose=0,
-            callbacks=[sg.BackupAndRestore(tmp_path, 2), *ends],
-        )
+        callbacks = [sg.BackupAndRestore(tmp_path, 2), *ends]
+        build(None).fit(data, steps_per_epoch=6, shuffle=False, verbose=0, callbacks=callbacks)
 
     with pytest.raises(AccidentError):
         fit(8, EndAt(5))
