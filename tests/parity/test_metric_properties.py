@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from keras import ops
 
+from tests.marks import slow
 from tests.parity.comparison import example_weights, mirrored
 
 
@@ -19,19 +20,34 @@ def _root(y_true: Any, y_pred: Any) -> Any:
     return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
 
 
+def _constant(y_true: Any, y_pred: Any) -> Any:
+    return ops.full((), 0.25)
+
+
+class _MeanOfRoots(keras.metrics.Mean):
+    """Takes one number of a batch itself, and leaves the average over batches to Keras."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(_root(y_true, y_pred), sample_weight=None)
+
+
 class _Ratio(keras.metrics.Metric):
     """A sum of ratios of batches, the largest error, and the batches."""
 
     def __init__(self) -> None:
         super().__init__(name="ratio")
         self.ratios = self.add_variable((), "zeros")
-        self.largest = self.add_variable((), "zeros")
+        self.largest = self.add_variable((), keras.initializers.Constant(-3.0))
         self.batches = self.add_variable((), "zeros", dtype="int32")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         self.ratios.assign_add(ops.sum(y_pred) / ops.sum(ops.abs(y_true)))
         self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(y_true - y_pred))))
         self.batches.assign_add(ops.ones((), "int32"))
+
+    def reset_state(self) -> None:
+        super().reset_state()
+        self.largest.assign(ops.full((), -3.0))
 
     def result(self) -> Any:
         ratio = self.ratios / ops.cast(self.batches, "float32")
@@ -51,9 +67,12 @@ def _expected(num_rows: int, batch_size: int) -> dict[str, float]:
     errors = np.abs(x - y)
     losses = [np.sum(weights[rows] * (errors[rows] ** 2).mean(1)) for rows in parts]
     total = weights.sum()
+    roots = float(np.mean([np.sqrt(np.mean(errors[rows] ** 2)) for rows in parts]))
     return {
         "loss": sum(losses) / num_rows,
-        "_root": float(np.mean([np.sqrt(np.mean(errors[rows] ** 2)) for rows in parts])),
+        "_root": roots,
+        "roots": roots,
+        "_constant": 0.25,
         "ratio": float(np.mean([x[rows].sum() / np.abs(y[rows]).sum() for rows in parts])),
         "largest": float(errors.max()),
         "mae": float(errors.mean()),
@@ -61,11 +80,12 @@ def _expected(num_rows: int, batch_size: int) -> dict[str, float]:
     }
 
 
-def _assert_like_numpy(num_rows: int, batch_size: int, num_replicas: int) -> None:
+def _assert_like_numpy(num_rows: int, batch_size: int, num_replicas: int, **compiled: Any) -> None:
     keras.backend.clear_session(free_memory=False)
     with mirrored(num_replicas).scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Activation("linear")])
-        model.compile(loss="mse", metrics=[_root, _Ratio(), "mae"], weighted_metrics=["mse"])
+        metrics = [_root, _MeanOfRoots(name="roots"), _constant, _Ratio(), "mae"]
+        model.compile(loss="mse", metrics=metrics, weighted_metrics=["mse"], **compiled)
     x, y, weights = _data(num_rows)
     logs = model.evaluate(
         x, y, sample_weight=weights, batch_size=batch_size, verbose=0, return_dict=True
@@ -75,11 +95,16 @@ def _assert_like_numpy(num_rows: int, batch_size: int, num_replicas: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "batch_size", "num_replicas"),
-    [(7, 4, 2), pytest.param(4, 3, 3, marks=pytest.mark.slow)],
+    ("num_rows", "batch_size", "num_replicas", "compiled"),
+    [
+        (7, 4, 2, {}),
+        slow(4, 3, 3, {}),
+        slow(7, 4, 3, {"steps_per_execution": 2}),
+        slow(7, 4, 3, {"run_eagerly": True}),
+    ],
 )
-def test_metrics_of_uneven_batches(num_rows: int, batch_size: int, num_replicas: int) -> None:
-    _assert_like_numpy(num_rows, batch_size, num_replicas)
+def test_metrics_of_uneven_batches(num_rows, batch_size, num_replicas, compiled) -> None:
+    _assert_like_numpy(num_rows, batch_size, num_replicas, **compiled)
 
 
 @settings(

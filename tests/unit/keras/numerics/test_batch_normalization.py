@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,14 +13,7 @@ from keras import ops
 import stratagem as sg
 from stratagem.keras.numerics.step_mode import StepMode, step_mode
 from tests.contract.parts import seldom_eager
-from tests.parity.comparison import (
-    Scope,
-    differences,
-    evaluated,
-    fitted,
-    mirrored,
-    plain_keras,
-)
+from tests.parity.comparison import mirrored
 from tests.unit.keras.replicas import components_of, per_replica, values_of
 
 _ROWS = np.asarray([[1, 0], [3, 5], [8, 2], [4, 4], [9, 7]], "float32")
@@ -154,6 +146,21 @@ def test_channels_first_and_half_precision() -> None:
     np.testing.assert_allclose(outputs.astype("float32"), _normalised(_ROWS), rtol=3e-2, atol=3e-2)
 
 
+# Losses whose examples depend on one another.
+
+
+def _pairs(y_true: Any, y_pred: Any) -> Any:
+    """In-batch negatives: each row against all."""
+    logits = ops.matmul(y_pred, ops.transpose(y_true))
+    return -ops.diagonal(ops.log_softmax(logits, axis=-1))
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.RandomState(3)
+    x = random.standard_normal((4, 3)).astype("float32")
+    return x, np.eye(3, dtype="float32")[random.randint(0, 3, 4)]
+
+
 class _Scaled(keras.layers.BatchNormalization):
     """A subclass with an argument of its own."""
 
@@ -165,108 +172,19 @@ class _Scaled(keras.layers.BatchNormalization):
         return super().call(inputs, training=training, mask=mask) * self.factor
 
 
-# Losses and metrics whose examples depend on one another: the numbers of one device.
-
-_NUM_ROWS = 7  # batches of 4 and 3: two replicas have 2 and 2 rows, then 2 and 1
-
-
-def _accuracy(y_true: Any, y_pred: Any) -> Any:
-    return ops.mean(ops.cast(ops.argmax(y_true, -1) == ops.argmax(y_pred, -1), "float32"))
-
-
-def _root(y_true: Any, y_pred: Any) -> Any:
-    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
-
-
-def _by_rows(y_true: Any, y_pred: Any) -> Any:
-    return ops.max(ops.abs(y_true - y_pred), axis=-1)
-
-
-class _MeanOfRoots(keras.metrics.Mean):
-    """Takes one number of a batch itself, and leaves the average over batches to Keras."""
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        super().update_state(_root(y_true, y_pred), sample_weight=None)
-
-
-class _Largest(keras.metrics.Metric):
-    """A maximum, which is no sum, from a state that is not zero."""
-
-    def __init__(self, name: str = "largest") -> None:
-        super().__init__(name=name)
-        self.value = self.add_variable((), keras.initializers.Constant(-3.0), name="value")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.value.assign(ops.maximum(self.value, ops.max(y_pred - y_true)))
-
-    def reset_state(self) -> None:
-        self.value.assign(ops.full((), -3.0))
-
-    def result(self) -> Any:
-        return self.value.value
-
-
-def _pairs(y_true: Any, y_pred: Any) -> Any:
-    """In-batch negatives: each row against all."""
-    logits = ops.matmul(y_pred, ops.transpose(y_true))
-    return -ops.diagonal(ops.log_softmax(logits, axis=-1))
-
-
-def _data(num_rows: int = _NUM_ROWS) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.RandomState(3)
-    x = random.standard_normal((num_rows, 3)).astype("float32")
-    return x, np.eye(3, dtype="float32")[random.randint(0, 3, num_rows)]
-
-
-def _job(
-    loss: Any, metrics: Callable[[], list[Any]] = list, **compile_arguments: Any
-) -> Callable[[Scope], dict[str, Any]]:
-    def job(scope: Scope) -> dict[str, Any]:
-        x, y = _data()
-        with scope():
-            model = keras.Sequential(
-                [keras.Input((3,)), keras.layers.Dense(3, "softmax", kernel_initializer="ones")]
-            )
-            optimizer = keras.optimizers.SGD(0.25)
-            model.compile(optimizer, loss, metrics=metrics(), **compile_arguments)
-        return fitted(model, x, y, batch_size=4) | evaluated(model, x, y, batch_size=4)
-
-    return job
-
-
-def _constant(y_true: Any, y_pred: Any) -> Any:
-    return ops.full((), 0.25)
-
-
-def _all_metrics() -> list[Any]:
-    functions = [_accuracy, _root, _by_rows, _constant]
-    return [*functions, _MeanOfRoots(name="roots"), _Largest()]
-
-
 def test_clone_of_a_subclass_in_the_scope_keeps_true_rows_and_synchronisation() -> None:
-    model = keras.Sequential(
-        [keras.Input((2,)), _Scaled(factor=3.0, momentum=_MOMENTUM, synchronized=True)]
-    )
+    layer = _Scaled(factor=3.0, momentum=_MOMENTUM, synchronized=True)
+    model = keras.Sequential([keras.Input((2,)), layer])
+
+    def cloned_layer(layer: Any) -> Any:
+        factor = {"factor": 3.0} if type(layer) is _Scaled else {}
+        return type(layer).from_config(layer.get_config() | factor)
+
     with mirrored(3).scope():
-        cloned = keras.models.clone_model(model, clone_function=_cloned)
+        cloned = keras.models.clone_model(model, clone_function=cloned_layer)
     outputs = np.concatenate(_call(cloned.layers[0], (3, 2, 0)))
     np.testing.assert_allclose(outputs, 3.0 * _normalised(_ROWS), rtol=1e-4, atol=1e-5)
-    assert values_of(model.layers[0].weights)[2].tolist() == [0.0, 0.0]
-
-
-def _cloned(layer: Any) -> Any:
-    config = layer.get_config()
-    return type(layer).from_config(config | ({"factor": 3.0} if type(layer) is _Scaled else {}))
-
-
-@pytest.mark.slow
-def test_metrics_that_are_one_number_a_batch() -> None:
-    measured = plain_keras(_job("mse", _all_metrics))
-    assert len({key for key in measured if key.startswith("evaluate")}) == 7
-    for options in ({}, {"steps_per_execution": 2}, {"run_eagerly": True}):
-        job = _job("mse", _all_metrics, **options)
-        found = plain_keras(lambda _, job=job: job(mirrored(3).scope))
-        assert differences(found, measured) == []
+    assert values_of(layer.weights)[2].tolist() == [0.0, 0.0]
 
 
 class _PairsLoss(keras.losses.Loss):
@@ -284,10 +202,9 @@ def test_loss_of_pairs_in_a_step_of_ones_own_is_a_warning(mode: StepMode) -> Non
         with step_mode(mode):
             return loss(y, x)
 
-    (batch,) = strategy.distribute_dataset([_data(4)])
-    with pytest.warns(
-        UserWarning, match=r"'pairs' compares examples with one another.*\n.*\nFix: gather"
-    ):
+    (batch,) = strategy.distribute_dataset([_data()])
+    words = r"'pairs' compares examples with one another.*\n.*\nFix: gather"
+    with pytest.warns(UserWarning, match=words):
         strategy.run(step, args=batch)
 
 
@@ -297,7 +214,7 @@ def test_loss_of_gathered_pairs_is_no_warning() -> None:
     def step(x: Any, y: Any) -> Any:
         return loss(sg.all_gather(y), sg.all_gather(x))
 
-    x, y = _data(4)
+    x, y = _data()
     (batch,) = strategy.distribute_dataset([(x, y)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from stratagem.keras.numerics.step_mode import StepMode, step_mode
+from tests.marks import slow
 from tests.parity.comparison import differences, mirrored
 
 _NUM_ROWS = 7  # parts of 4 and 3 rows, the second padded
@@ -113,7 +114,7 @@ def test_metric_of_a_padded_part(rank: int, mode: StepMode) -> None:
     assert differences(measured, expected) == []
 
 
-@pytest.mark.parametrize("rank", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 4))])
+@pytest.mark.parametrize("rank", [3, slow(1), slow(2), slow(4)])
 def test_loss_of_a_padded_part(rank: int) -> None:
     rows = _rows(rank)
     losses, expected = {}, {}

@@ -1,7 +1,4 @@
-"""Islands: replicas that train in lockstep, and apart from others, against references in JAX.
-
-A reference trains one set of weights per island on the rows of the island, as one device would.
-"""
+"""Islands: replicas that train in lockstep, and apart from others, against a simulation in JAX."""
 
 from __future__ import annotations
 
@@ -14,58 +11,19 @@ import pytest
 import stratagem as sg
 from stratagem.devices.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
 from stratagem.execution.tracing.functionalize import current_scope
-from tests.unit.keras.numerics.islands import BATCH, RATE, WEIGHTS, X, Y, fit, made, strategy_of
-
-
-def rows_of(length, count):
-    """Returns the rows of each replica in a batch."""
-    part = -(-length // count)
-    return [slice(min(one * part, length), min((one + 1) * part, length)) for one in range(count)]
-
-
-def mean_square(state, x, y, weights):
-    del weights
-    return jnp.mean((x @ state[0] + state[1] - y) ** 2)
-
-
-def trained(start, method, count, size, *, loss=mean_square, epochs=2, num=92):
-    """Returns the global weights, those of each island, and the mean loss of each epoch.
-
-    `loss(weights, x, y, example_weights)` is the loss of an island's rows.
-    """
-    start = [jnp.asarray(one) for one in start]
-    gradient = jax.value_and_grad(loss)
-    islands = count // size
-    whole, own, step = start, [start] * islands, 0
-    momentum = [jnp.zeros_like(one) for one in start]
-    means = []
-    for _ in range(epochs):
-        total = 0.0
-        for first in range(0, num, BATCH):
-            x, y, w = (one[first : min(first + BATCH, num)] for one in (X, Y, WEIGHTS))
-            rows = rows_of(len(x), count)
-            for island in range(islands):
-                mine = slice(rows[island * size].start, rows[(island + 1) * size - 1].stop)
-                if mine.start == mine.stop:
-                    continue
-                value, grads = gradient(own[island], x[mine], y[mine], w[mine])
-                total += float(value) * (mine.stop - mine.start)
-                own[island] = [a - RATE * b for a, b in zip(own[island], grads, strict=True)]
-            step += 1
-            if step % method.period and step > method.warmup_steps:
-                continue
-            changes = [sum(parts) / islands - a for a, *parts in zip(whole, *own, strict=True)]
-            if isinstance(method, DiLoCo):
-                beta = method.outer_momentum
-                momentum = [beta * m + c for m, c in zip(momentum, changes, strict=True)]
-                changes = [
-                    method.outer_learning_rate * (beta * m + c)
-                    for m, c in zip(momentum, changes, strict=True)
-                ]
-            whole = [a + c for a, c in zip(whole, changes, strict=True)]
-            own = [whole] * islands
-        means.append(total / num)
-    return whole, own, means
+from tests.marks import slow
+from tests.unit.keras.numerics.islands import (
+    BATCH,
+    RATE,
+    WEIGHTS,
+    X,
+    Y,
+    fit,
+    made,
+    mean_square,
+    strategy_of,
+    trained,
+)
 
 
 def assert_same(model, expected, size, atol=3e-6):
@@ -84,19 +42,14 @@ def assert_same(model, expected, size, atol=3e-6):
     ("method", "count", "size", "steps"),
     [
         (LocalSGD(period=3), 3, 1, 1),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                (LocalSGD(period=1), 3, 1, 1),
-                (LocalSGD(period=4, warmup_steps=5), 3, 1, 4),
-                (DiLoCo(period=4), 3, 1, 4),
-                (DiLoCo(period=3, outer_learning_rate=1.0, outer_momentum=0.5), 3, 1, 1),
-                (LocalSGD(period=3), 4, 2, 1),
-                (LocalSGD(period=3), 6, 2, 3),  # an island has no examples in the last batch
-                (LocalSGD(period=5, warmup_steps=4), 6, 3, 1),
-                (DiLoCo(period=4), 6, 2, 1),
-            )
-        ),
+        slow(LocalSGD(period=1), 3, 1, 1),
+        slow(LocalSGD(period=4, warmup_steps=5), 3, 1, 4),
+        slow(DiLoCo(period=4), 3, 1, 4),
+        slow(DiLoCo(period=3, outer_learning_rate=1.0, outer_momentum=0.5), 3, 1, 1),
+        slow(LocalSGD(period=3), 4, 2, 1),
+        slow(LocalSGD(period=3), 6, 2, 3),  # an island has no examples in the last batch
+        slow(LocalSGD(period=5, warmup_steps=4), 6, 3, 1),
+        slow(DiLoCo(period=4), 6, 2, 1),
     ],
     ids=str,
 )
@@ -194,19 +147,13 @@ def test_batch_statistics_are_those_of_an_island(synchronized) -> None:
 
 @pytest.mark.slow
 def test_frozen_statistics_are_the_mean_of_an_island() -> None:
-    model = made(
-        LocalSGD(period=100),
-        4,
-        2,
-        optimizer=keras.optimizers.SGD(0.0),
-        layers=lambda: [keras.layers.BatchNormalization(), keras.layers.Dense(1)],
-    )
+    layers = lambda: [keras.layers.BatchNormalization(), keras.layers.Dense(1)]  # noqa: E731
+    still = keras.optimizers.SGD(0.0)
+    model = made(LocalSGD(period=100), 4, 2, optimizer=still, layers=layers)
     fit(model, epochs=1)  # each replica has statistics of its own now
     norm, dense = model.layers
-    means, variances = (
-        np.asarray(norm.moving_mean.storage),
-        np.asarray(norm.moving_variance.storage),
-    )
+    both = (norm.moving_mean, norm.moving_variance)
+    means, variances = (np.asarray(one.storage) for one in both)
     norm.trainable = False
     model.compile(keras.optimizers.SGD(0.0), "mse")
     loss = model.fit(X[:8], Y[:8], batch_size=8, shuffle=False, verbose=0).history["loss"]

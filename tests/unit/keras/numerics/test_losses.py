@@ -14,6 +14,7 @@ import stratagem as sg
 from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
 from stratagem.execution.row_effects import RowEffect
 from stratagem.keras.numerics.metrics import effect_of_loss, is_by_rows
+from tests.marks import slow
 from tests.parity.comparison import mirrored
 from tests.unit.keras.replicas import per_replica
 
@@ -90,9 +91,8 @@ def test_batch_size_may_be_traced() -> None:
 
 def test_cross_replica_context_needs_a_batch_size_and_scales_nothing() -> None:
     with mirrored(2).scope():
-        with pytest.raises(
-            RuntimeError, match="in cross-replica context without global_batch_size"
-        ):
+        words = "in cross-replica context without global_batch_size"
+        with pytest.raises(RuntimeError, match=words):
             sg.compute_average_loss(_rows(1, 2))
         assert float(sg.compute_average_loss(_rows(1, 2), global_batch_size=2)) == 1.5
         words = "scale_regularization_loss was called in cross-replica"
@@ -159,14 +159,7 @@ def test_losses_of_keras_by_rows_and_arrays_without_rows_are_left_to_keras() -> 
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("circle", marks=pytest.mark.slow),
-        "dice",
-        "tversky",
-        "mean_absolute_error",
-        "huber",
-    ],
+    "name", [slow("circle"), "dice", "tversky", "mean_absolute_error", "huber"]
 )
 def test_exceptions_are_the_losses_whose_rows_change_with_other_rows(name) -> None:
     """Changes one row of the predictions, and looks at the value of another."""

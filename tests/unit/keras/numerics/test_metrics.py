@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.parity.comparison import Scope, assert_like_plain_keras, mirrored, regression
-from tests.parity.comparison import fitted as fitted_of_layers
+from tests.parity.comparison import Scope, assert_like_plain_keras, fitted, mirrored, regression
 from tests.unit.keras.numerics.decoder_blocks import Block, decoder, equations
 from tests.unit.keras.replicas import components_of, copies_of, per_replica, values_of
 
@@ -95,11 +94,7 @@ def test_padding_does_not_count(sizes: tuple[int, ...], execution: str) -> None:
     assert components_of(metric.total) == [part.sum() for part in _split(_VALUES, sizes)]
     assert float(metric.count.value) == 5.0
     np.testing.assert_allclose(float(metric.result()), _VALUES.mean(), rtol=1e-6)
-
-
-def test_padding_does_not_count_in_a_metric_without_weights(execution: str) -> None:
-    sizes = (3, 2, 0)
-    metric = _updated(_Squares, sizes, _VALUES)
+    metric = _updated(_Squares, sizes, _VALUES)  # takes no weights
     result = metric.result()
     assert (float(result["total"]), int(result["rows"])) == (float(np.sum(_VALUES**2)), 5)
     assert components_of(metric.rows) == list(sizes)
@@ -348,25 +343,20 @@ _DENSE = {"units": 4, "activity_regularizer": "l2"}
         (_partly_recomputed, (2, 4), "only some are rematerialized"),
         (lambda: _scanned(lambda: keras.layers.Dense(**_DENSE)), (2, 4), "an activity regularizer"),
         (_masked, (2, 4, 4), "another mask than its input"),
-        (
-            _odd(lambda layer, x: (layer.shared.assign_add(1.0), x)[1]),
-            (2, 4),
-            "that share .* and assign to it",
-        ),
-        (
-            _odd(lambda layer, x: (_OTHERS["counter"].assign_add(1.0), x)[1]),
-            (2, 4),
-            "which is not its own",
-        ),
-        (
-            _odd(lambda layer, x: keras.ops.cast(x, "float16")),
-            (2, 4),
-            "gets .* and returns .*float16",
-        ),
-        (
-            _odd(lambda layer, x: (sg.summary.scalar("sum", keras.ops.sum(x)), x)[1]),
-            (2, 4),
-            "a layer that writes summaries",
+        *(
+            (_odd(effect), (2, 4), message)
+            for effect, message in (
+                (
+                    lambda layer, x: (layer.shared.assign_add(1.0), x)[1],
+                    "share .* and assign to it",
+                ),
+                (lambda _, x: (_OTHERS["counter"].assign_add(1.0), x)[1], "which is not its own"),
+                (lambda _, x: keras.ops.cast(x, "float16"), "gets .* and returns .*float16"),
+                (
+                    lambda _, x: (sg.summary.scalar("sum", keras.ops.sum(x)), x)[1],
+                    "a layer that writes summaries",
+                ),
+            )
         ),
     ],
     ids=["partly recomputed", "regularized", "masked", "shared", "global", "dtype", "summary"],
@@ -453,28 +443,21 @@ def test_state_that_would_drift_apart_is_refused() -> None:
     assert values_of([layer.mean]) == [0.0]
 
 
-def _assert_like_one_device(make: Callable[[], Any]) -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        model, _ = _trained(scope, make)
-        return fitted_of_layers(model, *regression(), batch_size=4)
-
-    assert_like_plain_keras(job, replicas=(2,))
-
-
 @pytest.mark.slow
-def test_spectral_normalisation_is_that_of_one_device() -> None:
+@pytest.mark.parametrize("is_adapted", [True, False])
+def test_adapted_normalisation_is_that_of_one_device(is_adapted: bool) -> None:
+    """And spectral normalisation."""
     initializer = keras.initializers.Orthogonal(2.0, seed=3)
-    layers = keras.layers
-    _assert_like_one_device(
-        lambda: layers.SpectralNormalization(layers.Dense(3, kernel_initializer=initializer))
-    )
 
-
-@pytest.mark.slow
-def test_adapted_normalisation_is_that_of_one_device() -> None:
-    def adapted() -> Any:
+    def made() -> Any:
+        if not is_adapted:
+            dense = keras.layers.Dense(3, kernel_initializer=initializer)
+            return keras.layers.SpectralNormalization(dense)
         layer = keras.layers.Normalization()
         layer.adapt(regression()[0])
         return layer
 
-    _assert_like_one_device(adapted)
+    def job(scope: Scope) -> dict[str, Any]:
+        return fitted(_trained(scope, made)[0], *regression(), batch_size=4)
+
+    assert_like_plain_keras(job, replicas=(2,))

@@ -13,6 +13,7 @@ import pytest
 
 import stratagem as sg
 from tests.contract.parts import seldom_eager
+from tests.marks import slow
 from tests.parity.comparison import mirrored
 from tests.unit.keras.replicas import copies_of, per_replica, values_of
 
@@ -180,11 +181,7 @@ def test_scaled_loss_in_a_step_of_ones_own_trains_as_one_device_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("skip_gradients_aggregation", marks=pytest.mark.slow),
-        "experimental_aggregate_gradients",
-    ],
+    "how", [slow("skip_gradients_aggregation"), "experimental_aggregate_gradients"]
 )
 @seldom_eager
 def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, execution: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,9 +14,10 @@ import pytest
 
 import stratagem as sg
 import stratagem.keras
+from tests.marks import slow
 from tests.unit.keras.numerics.decoder_blocks import Block, decoder, equations, fitted
 
-_SCOPES: dict[str, Callable[[], Any]] = {
+_SCOPES: dict[str, Any] = {
     "plain": contextlib.nullcontext,
     "one": lambda: sg.OneDeviceStrategy("cpu:0").scope(),
     "two": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope(),
@@ -44,17 +44,12 @@ def _recomputed_scan(model: Any) -> None:
     ("scope", "mode", "prepare"),
     [
         ("sharded", None, _recomputed_scan),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                ("plain", "list_of_layers", lambda model: None),
-                ("one", "larger_than", lambda model: None),
-                ("two", "activations", lambda model: None),
-                ("sharded", "full", lambda model: None),
-                ("plain", None, sg.scan_layers),
-                *(("sharded", None, functools.partial(sg.remat, policy=one)) for one in _POLICIES),
-            )
-        ),
+        slow("plain", "list_of_layers", lambda model: None),
+        slow("one", "larger_than", lambda model: None),
+        slow("two", "activations", lambda model: None),
+        slow("sharded", "full", lambda model: None),
+        slow("plain", None, sg.scan_layers),
+        *(slow("sharded", None, functools.partial(sg.remat, policy=one)) for one in _POLICIES),
     ],
 )
 def test_fit_equals_fit_without(scope, mode, prepare) -> None:
@@ -339,9 +334,7 @@ def _problem(dtype: str = "float32") -> tuple[Any, ...]:
     return labels, hidden, kernel, jnp.asarray(random.normal(size=_CLASSES), "float32")
 
 
-def _reference_of_chunked_loss(
-    labels: Any, hidden: Any, kernel: Any, bias: Any, soft_cap: float | None
-) -> Any:
+def _reference_of_chunked_loss(labels, hidden, kernel, bias, soft_cap):
     logits = hidden @ kernel + bias
     if soft_cap is not None:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
@@ -352,10 +345,10 @@ def _reference_of_chunked_loss(
     ("chunk_size", "has_rows", "soft_cap"),
     [
         (100, True, None),
-        pytest.param(1, False, 2.0, marks=pytest.mark.slow),
-        pytest.param(4, False, None, marks=pytest.mark.slow),
-        pytest.param(4, True, 2.0, marks=pytest.mark.slow),
-        pytest.param(11, False, 2.0, marks=pytest.mark.slow),
+        slow(1, False, 2.0),
+        slow(4, False, None),
+        slow(4, True, 2.0),
+        slow(11, False, 2.0),
     ],
 )
 def test_losses_and_gradients_equal_those_of_whole_logits(chunk_size, has_rows, soft_cap) -> None:
@@ -363,14 +356,10 @@ def test_losses_and_gradients_equal_those_of_whole_logits(chunk_size, has_rows, 
     weights = jnp.arange(15.0).reshape(3, 5)
 
     def chunked(hidden: Any, kernel: Any, bias: Any) -> Any:
+        given: Any = {"vocabulary_axis": 0 if has_rows else -1, "chunk_size": chunk_size}
+        table = kernel.T if has_rows else kernel
         return sg.nn.chunked_softmax_cross_entropy(
-            labels,
-            hidden,
-            kernel.T if has_rows else kernel,
-            bias,
-            vocabulary_axis=0 if has_rows else -1,
-            chunk_size=chunk_size,
-            soft_cap=soft_cap,
+            labels, hidden, table, bias, soft_cap=soft_cap, **given
         )
 
     def whole(hidden: Any, kernel: Any, bias: Any) -> Any:

@@ -18,18 +18,10 @@ import stratagem as sg
 from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.keras.numerics import optimizer as table_rows
-from stratagem.keras.numerics.layers import (
-    check_batch_size,
-    max_of_windows,
-)
+from stratagem.keras.numerics.layers import check_batch_size, max_of_windows
 from tests.contract.parts import seldom_eager
-from tests.parity.comparison import (
-    fitted,
-    mirrored,
-    plain_keras,
-    regression,
-    with_known_weights,
-)
+from tests.marks import slow
+from tests.parity.comparison import fitted, mirrored, plain_keras, regression, with_known_weights
 from tests.unit.keras.replicas import copies_of, per_replica
 
 TWO = ["cpu:0", "cpu:1"]
@@ -63,19 +55,14 @@ OPTIMIZERS = {
 }
 
 
-_OTHER_OPTIMIZERS = [
-    *("sgd", "sgd, constrained", "schedule", "clipped", "scaled", "momentum", "decay", "average"),
-    *("accumulated", "adafactor", "loss scale"),
-]
+_QUICK = ("adagrad", "adam", "no decay of tables")
 
 
 def trained(strategy: sg.Strategy, make: Any, constraint: Any = None) -> tuple[Any, list[Any]]:
     with strategy.scope():
+        initializer = keras.initializers.RandomUniform(seed=1)
         table = keras.layers.Embedding(
-            NUM_ROWS,
-            WIDTH,
-            embeddings_initializer=keras.initializers.RandomUniform(seed=1),
-            embeddings_constraint=constraint,
+            NUM_ROWS, WIDTH, initializer, embeddings_constraint=constraint
         )
         table.build()
         optimizer = make()
@@ -115,10 +102,7 @@ def whole_tables_made(jaxpr: Any) -> int:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("adagrad", "adam", "no decay of tables"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHER_OPTIMIZERS),
-    ],
+    [*_QUICK, *(slow(name) for name in [*OPTIMIZERS, "sgd, constrained"] if name not in _QUICK)],
 )
 def test_numbers_are_those_of_whole_updates(name, monkeypatch) -> None:
     make, takes_rows = OPTIMIZERS[name.partition(",")[0]]
@@ -201,15 +185,9 @@ def test_one_seed_gives_one_run_however_many_steps_a_call() -> None:
     def job(steps_per_execution: int) -> dict[str, Any]:
         x, y = regression()
         with mirrored(2).scope():
-            model = keras.Sequential(
-                [
-                    keras.Input((3,)),
-                    keras.layers.Dense(8),
-                    keras.layers.Dropout(0.5),
-                    keras.layers.GaussianNoise(0.3),
-                    keras.layers.Dense(1),
-                ]
-            )
+            noise = [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.3)]
+            layers = [keras.layers.Dense(8), *noise, keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((3,)), *layers])
             model.compile(optimizer="sgd", loss="mse", steps_per_execution=steps_per_execution)
         return fitted(model, x, y, batch_size=2)
 
@@ -249,11 +227,10 @@ def test_random_numbers_without_a_seed_are_refused_in_a_compiled_step() -> None:
 
 _SHAPES_AND_WINDOWS = [
     ((3, 9, 3), (2,)),
-    pytest.param((1, 30, 2), (15,), marks=pytest.mark.slow),
-    pytest.param((2, 7, 9, 3), (2, 3), marks=pytest.mark.slow),
-    pytest.param((2, 6, 5, 4, 2), (2, 2, 2), marks=pytest.mark.slow),
-    # More places than a byte counts.
-    pytest.param((1, 12, 12, 1), (12, 12), marks=pytest.mark.slow),
+    slow((1, 30, 2), (15,)),
+    slow((2, 7, 9, 3), (2, 3)),
+    slow((2, 6, 5, 4, 2), (2, 2, 2)),
+    slow((1, 12, 12, 1), (12, 12)),  # more places than a byte counts
 ]
 
 
@@ -266,10 +243,7 @@ def _with_ties(shape: tuple[int, ...]) -> Any:
     return jnp.asarray(np.random.default_rng(0).integers(-2, 3, shape), "float32")
 
 
-@pytest.mark.parametrize(
-    ("shape", "window"),
-    _SHAPES_AND_WINDOWS,
-)
+@pytest.mark.parametrize(("shape", "window"), _SHAPES_AND_WINDOWS)
 def test_values_and_gradients_are_those_of_xla(shape, window) -> None:
     inputs = _with_ties(shape)
     expected, expected_gradient = jax.vjp(lambda x: _reference(x, window), inputs)
@@ -365,8 +339,8 @@ def _by_hand(make: Any) -> tuple[list[float], list[Any], list[Any]]:
     ("make", "num_replicas", "run_eagerly"),
     [
         (keras.layers.LSTM, 2, False),
-        pytest.param(keras.layers.GRU, 2, True, marks=pytest.mark.slow),
-        pytest.param(keras.layers.GRU, 1, False, marks=pytest.mark.slow),
+        slow(keras.layers.GRU, 2, True),
+        slow(keras.layers.GRU, 1, False),
     ],
 )
 def test_state_of_a_batch_goes_on_in_the_next(make, num_replicas, run_eagerly) -> None:
@@ -396,9 +370,8 @@ def test_workers_with_batches_of_their_own_are_refused() -> None:
     model = _stateful(keras.layers.LSTM, run_eagerly=False)
     strategy = SimpleNamespace(placement=SimpleNamespace(is_remote=True))
     context = SimpleNamespace(strategy=strategy, global_num_examples=5, num_replicas_in_sync=1)
-    with pytest.raises(
-        ValueError, match=r"(?s)cannot run the stateful RNN.*Fix: remove stateful=True"
-    ):
+    words = r"(?s)cannot run the stateful RNN.*Fix: remove stateful=True"
+    with pytest.raises(ValueError, match=words):
         check_batch_size(model.layers[0], _X[:5], context)
 
 
