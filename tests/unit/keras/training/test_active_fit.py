@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from stratagem.keras.training.active_fit import (
 from stratagem.observe import process_writer
 from stratagem.observe.events import ProgressEvent, read_run
 from stratagem.observe.writer import EventWriter
+from tests.marks import slow
 from tests.unit.keras.replicas import dense_model, two
 
 
-class Quiet(keras.callbacks.Callback):
-    """Has no hook for batches."""
+class Quiet(keras.callbacks.Callback): ...
 
 
 class AtBatches(keras.callbacks.Callback):
@@ -98,26 +97,16 @@ def progress_in(folder: Path) -> list[ProgressEvent]:
     return [event for event in process.events if isinstance(event, ProgressEvent)]
 
 
-@dataclasses.dataclass
-class Call:
-    """A part of `fit`, as Keras and the step events call the recorder."""
-
-    folder: Path
-    num_epochs: int | None = 4
-    steps: int | None = 10
-
-    def run(self, epoch: int, num_done: int, logs: Any = None) -> list[tuple[Any, ...]]:
-        with EventWriter(self.folder, "worker", 0, num_processes=1) as writer:
-            progress = FitProgress(writer, self.num_epochs, self.steps)
-            progress.on_epoch_begin(epoch)
-            progress.begin(num_done)
-            for step in range(num_done + 1, (self.steps or 3) + num_done + 1):
-                writer.step(step)
-            progress.on_epoch_end(epoch, logs)
-        return [
-            (one.step, one.total_steps, one.epoch, one.num_epochs)
-            for one in progress_in(self.folder)
-        ]
+def recorded(folder: Path, steps: int | None, epoch: int, num_done: int, logs: Any) -> list[Any]:
+    """What an epoch of four is told, as Keras and the step events call the recorder."""
+    with EventWriter(folder, "worker", 0, num_processes=1) as writer:
+        progress = FitProgress(writer, 4, steps)
+        progress.on_epoch_begin(epoch)
+        progress.begin(num_done)
+        for step in range(num_done + 1, (steps or 3) + num_done + 1):
+            writer.step(step)
+        progress.on_epoch_end(epoch, logs)
+    return progress_in(folder)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +123,9 @@ def test_total_is_steps_left_in_all_epochs(tmp_path, steps, epoch, num_done, exp
     # Values that are no numbers are left out; those of a batch are named as Keras does.
     logs = {"loss": np.float32(0.5), "worst": float("inf"), "per class": np.zeros(3)}
     logs["of a batch"] = {"mean": np.float32(2), "more": {"inner": 3}}
-    assert Call(tmp_path, steps=steps).run(epoch, num_done, logs) == expected
-    values = progress_in(tmp_path)[-1].values
-    assert values == {"loss": 0.5, "worst": None, "mean": 2.0, "inner": 3.0}
+    found = recorded(tmp_path, steps, epoch, num_done, logs)
+    assert [(e.step, e.total_steps, e.epoch, e.num_epochs) for e in found] == expected
+    assert found[-1].values == {"loss": 0.5, "worst": None, "mean": 2.0, "inner": 3.0}
 
 
 def test_logs_of_steps_are_read_once_in_a_while(tmp_path, monkeypatch) -> None:
@@ -201,29 +190,18 @@ def _model(kind):
 
 
 def _compile(model, kind):
-    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics: Any = ["accuracy", "mse"]
     if kind == "two_outputs":
-        model.compile(
-            "sgd",
-            {"one": cross_entropy, "two": "mse"},
-            metrics={"one": ["accuracy"], "two": ["mae"]},
-        )
-    else:
-        model.compile("sgd", cross_entropy, metrics=["accuracy", "mse"])
+        loss, metrics = {"one": loss, "two": "mse"}, {"one": ["accuracy"], "two": ["mae"]}
+    model.compile("sgd", loss, metrics=metrics)
 
 
 def _labels(kind):
     return {"one": _Y, "two": _Y.astype(np.float32)} if kind == "two_outputs" else _Y
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("sequential", marks=pytest.mark.slow),
-        "functional",
-        pytest.param("two_outputs", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("kind", ["functional", slow("sequential"), slow("two_outputs")])
 def test_a_model_is_traced_once_and_reports_what_keras_reports(kind) -> None:
     keras.utils.set_random_seed(0)
     plain = _model(kind)

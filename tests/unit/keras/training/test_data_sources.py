@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from tests.marks import slow
 from tests.parity.comparison import (
     Scope,
     differences,
@@ -87,10 +88,7 @@ _ARRAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "dict" else pytest.mark.slow) for name in _ARRAYS],
-)
+@pytest.mark.parametrize("name", [n if n == "dict" else slow(n) for n in _ARRAYS])
 def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
     y = _Y.astype("float64") if name == "double" else _Y
     measured = _under_two(lambda scope: _array_job(scope, _ARRAYS[name], y))
@@ -135,10 +133,7 @@ _SOURCES = {
 _QUICK = ("generator", "tensorflow")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in _QUICK)) for name in _SOURCES],
-)
+@pytest.mark.parametrize("name", [n if n in _QUICK else slow(n) for n in _SOURCES])
 def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
     if name == "threads":  # which Keras reads ahead, and then in another order
         expected = plain_keras(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
@@ -256,36 +251,31 @@ def test_datasets_of_ours_need_no_number_of_steps() -> None:
     assert differences(measured, expected) == []
 
 
-def test_building_a_model_loses_no_batch_of_a_generator() -> None:
-    seen: list[dict[str, float]] = []
-    strategy = mirrored(2)
+def _losses_of_batches(strategy: Any, data: Any, **options: Any) -> list[float]:
+    """Of a model without a shape, which is built on the first batch, and always says 0."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(keras.optimizers.SGD(0.0), loss="mse")
+    seen: list[dict[str, float]] = []
     log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
-    batches = ((np.full((4, 1), float(i)), np.full((4, 1), float(i))) for i in range(1, 4))
-    data = strategy.distribute_dataset(batches)
-    model.fit(data, steps_per_epoch=3, verbose=0, callbacks=[log])
-    averages = [logs["loss"] for logs in seen]
-    np.testing.assert_allclose(averages, [1.0, 5 / 2, 14 / 3], rtol=1e-6)
+    model.fit(strategy.distribute_dataset(data), verbose=0, callbacks=[log], **options)
+    return [logs["loss"] for logs in seen]
 
 
-def test_each_epoch_has_the_order_that_a_loop_would_have() -> None:
+def test_building_a_model_loses_no_batch_and_each_epoch_has_the_order_of_a_loop() -> None:
     strategy = mirrored(2)
+    batches = ((np.full((4, 1), float(i)), np.full((4, 1), float(i))) for i in range(1, 4))
+    averages = _losses_of_batches(strategy, batches, steps_per_epoch=3)
+    np.testing.assert_allclose(averages, [1.0, 5 / 2, 14 / 3], rtol=1e-6)
     x = np.arange(1.0, 9.0, dtype="float32")[:, None]
     dataset = sg.input.Dataset((x, x), batch_size=4, shuffle=True, seed=5)
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(keras.optimizers.SGD(0.0), loss="mse")
-    seen: list[dict[str, float]] = []
-    log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
-    model.fit(strategy.distribute_dataset(dataset), epochs=2, verbose=0, callbacks=[log])
     distributed = strategy.distribute_dataset(dataset)
     expected: list[float] = []
     for _ in range(2):
         squares = [np.mean(np.square(strategy.gather(batch[0], axis=0))) for batch in distributed]
         expected += [squares[0], np.mean(squares)]
-    np.testing.assert_allclose([logs["loss"] for logs in seen], expected, rtol=1e-6)
+    averages = _losses_of_batches(strategy, dataset, epochs=2)
+    np.testing.assert_allclose(averages, expected, rtol=1e-6)
 
 
 def test_datasets_that_do_not_fit_are_refused() -> None:
@@ -331,11 +321,7 @@ def _float(array: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("unlabeled", "options"),  # "more" comes after "labeled", "extra" before
-    [
-        ("more", {}),
-        ("extra", {"steps_per_execution": 2}),
-        pytest.param("extra", {"run_eagerly": True}, marks=pytest.mark.slow),
-    ],
+    [("more", {}), ("extra", {"steps_per_execution": 2}), slow("extra", {"run_eagerly": True})],
     ids=str,
 )
 def test_arrays_of_a_batch_may_differ_in_their_rows_on_one_device(unlabeled, options) -> None:

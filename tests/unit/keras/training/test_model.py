@@ -14,6 +14,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.variables.registry import VariableKind
+from tests.marks import slow
 from tests.parity.comparison import (
     Scope,
     carried_out,
@@ -156,7 +157,7 @@ def test_layers_of_an_eager_model_see_values(way: str) -> None:
         ("masked", "sum_over_batch_size", 4),
         ("plain", "sum", 1),
         *(
-            pytest.param(kind, reduction, num_rows, marks=pytest.mark.slow)
+            slow(kind, reduction, num_rows)
             for kind, reduction in [
                 ("masked", "mean_with_sample_weight"),
                 ("plain", "mean"),
@@ -166,9 +167,7 @@ def test_layers_of_an_eager_model_see_values(way: str) -> None:
         ),
     ],
 )
-def test_eager_replicas_without_rows_change_no_number(
-    kind: str, reduction: str, num_rows: int
-) -> None:
+def test_eager_replicas_without_rows_change_no_number(kind, reduction, num_rows) -> None:
     """With masks, activity regularizers and weights; an op of such a replica gets no rows."""
     random = np.random.RandomState(num_rows)
     x = random.standard_normal((num_rows, 2, 3)).astype("float32")
@@ -228,13 +227,7 @@ def _expected() -> list[np.ndarray]:
     return _generated(made(seed=3))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "mirrored" else pytest.mark.slow)
-        for name in STRATEGIES
-    ],
-)
+@pytest.mark.parametrize("name", [n if n == "mirrored" else slow(n) for n in STRATEGIES])
 def test_tokens_equal_those_without_a_strategy(name: str) -> None:
     tokens = _generated(made(STRATEGIES[name](), seed=3))
     assert all(map(np.array_equal, tokens, _expected()))
@@ -269,7 +262,7 @@ def test_calls_of_one_shape_compile_once() -> None:
     assert any("compile" in event for event in compiled)
 
 
-@pytest.mark.parametrize("kind", ["one row", "host", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["one row", "host", slow("eager")])
 def test_other_models_read_their_weights_on_one_device(kind: str) -> None:
     is_host = kind == "host"
     central = sg.CentralStorageStrategy(DEVICES, parameter_device="cpu:7") if is_host else None

@@ -24,6 +24,7 @@ from stratagem.observe.recorder import end_observation, observe
 from stratagem.strategies.mirrored import CompileOnlyStrategy
 from stratagem.variables.registry import VariableKind
 from tests.fresh_process import run_fresh
+from tests.marks import slow
 from tests.parity.comparison import mirrored, regression
 from tests.unit.keras.replicas import copies_of, kind_of, values_of
 from tests.unit.keras.training.small_decoder import STRATEGIES, Letters, Sampler, made
@@ -32,16 +33,12 @@ from tests.unit.keras.training.small_decoder import STRATEGIES, Letters, Sampler
 def _trained(scope: Callable[[], Any] = contextlib.nullcontext) -> Any:
     """A model with every kind of state: weights, moving statistics, seeds, slots, a loss scale."""
     x, y = regression()
+    layers = keras.layers
     with scope():
-        model = keras.Sequential(
-            [
-                keras.Input((3,)),
-                keras.layers.Dense(4),
-                keras.layers.BatchNormalization(momentum=0.5),
-                keras.layers.Dropout(0.3, seed=2),
-                keras.layers.Dense(1),
-            ]
-        )
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(4)])
+        model.add(layers.BatchNormalization(momentum=0.5))
+        model.add(layers.Dropout(0.3, seed=2))
+        model.add(layers.Dense(1))
         model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
     model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
     return model
@@ -101,9 +98,7 @@ def test_weights_in_several_files_are_all_read(shard_state: Any, tmp_path: Path)
 
 @pytest.mark.compatibility
 @pytest.mark.parametrize("num_replicas", [2, 3])
-def test_file_opens_in_the_scope_of_any_strategy(
-    num_replicas: int, distributed: Any, tmp_path: Path
-) -> None:
+def test_file_opens_in_the_scope_of_any_strategy(num_replicas, distributed, tmp_path) -> None:
     distributed.save(tmp_path / "model.keras")
     strategy = mirrored(num_replicas)
     with strategy.scope():
@@ -163,11 +158,7 @@ def _joined(columns: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [
-        ("both", 7),
-        pytest.param("none", None, marks=pytest.mark.slow),
-        *(pytest.param(name, 7, marks=pytest.mark.slow) for name in _STRATEGIES if name != "both"),
-    ],
+    [("both", 7), slow("none", None), *(slow(name, 7) for name in _STRATEGIES if name != "both")],
 )
 def test_tokens_equal_those_of_generate(name: str, seed: int | None) -> None:
     model = _sampling(made(_STRATEGIES[name]()), Sampler(seed))
@@ -183,7 +174,7 @@ def test_tokens_equal_those_of_generate(name: str, seed: int | None) -> None:
         assert all(np.array_equal(joined[key], whole[key][:, 2:]) for key in whole)
 
 
-@pytest.mark.parametrize("inputs", [_TEXTS, pytest.param("abc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inputs", [_TEXTS, slow("abc")])
 def test_texts_joined_equal_that_of_generate(inputs: Any) -> None:
     stops = tuple(range(4, 14))
     model = _sampling(made(preprocessor=Letters()), Sampler(3))
@@ -300,30 +291,21 @@ def test_other_models_and_samplers_raise_errors(monkeypatch: pytest.MonkeyPatch)
 
 # Training steps that are lowered, for devices that are here and for those that are not.
 
-BATCH = (
-    jax.ShapeDtypeStruct((16, 6, 6, 1), "float32"),
-    jax.ShapeDtypeStruct((16,), "int64"),
-)
+_IMAGES = jax.ShapeDtypeStruct((16, 6, 6, 1), "float32")
+BATCH = (_IMAGES, jax.ShapeDtypeStruct((16,), "int64"))
 
 
 def compiled_model(strategy: sg.Strategy) -> Any:
     """A model with every kind of variable: of layers, statistics, seeds, slots and metrics."""
     keras.backend.clear_session(free_memory=False)
+    layers = keras.layers
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.layers.Conv2D(4, 3, activation="relu"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Flatten(),
-                keras.layers.Dropout(0.5),
-                keras.layers.Dense(10),
-            ]
-        )
-        model.compile(
-            optimizer="adam",
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
+        model = keras.Sequential([layers.Conv2D(4, 3, activation="relu")])
+        for layer in (layers.BatchNormalization(), layers.Flatten(), layers.Dropout(0.5)):
+            model.add(layer)
+        model.add(layers.Dense(10))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
     return model
 
 

@@ -49,7 +49,7 @@ class Member:
 
 @pytest.mark.parametrize("process_id", [0, 1])
 def test_writers_work_on_process_0_and_folders_are_there_before(
-    process_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    process_id, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(several_processes, "current_group", lambda: Member(process_id))
     monkeypatch.setattr(several_processes, "agree_on_random_state", lambda: None)
@@ -75,12 +75,12 @@ def test_writers_work_on_process_0_and_folders_are_there_before(
         assert arguments.get("callbacks") == left
 
 
-class Scripted:
+class Scripted(Member):
     """A group whose process 0 sends given messages, and that records what is sent."""
 
     def __init__(self, process_id: int, messages: list[Any]) -> None:
-        self.process_id, self.messages = process_id, messages
-        self.identity = Identity(process_id, ("worker 0", "worker 1"), "localhost", 0)
+        super().__init__(process_id)
+        self.messages = messages
         self.sent: list[Any] = []
 
     def exchange(self, name: str, value: Any) -> list[Any]:

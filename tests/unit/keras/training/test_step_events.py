@@ -22,15 +22,13 @@ from stratagem.keras.training import active_fit as step_events
 from stratagem.observe import process_writer
 from stratagem.observe.events import StepEvent, read_run
 from stratagem.observe.wait_clock import wait_clock
+from tests.marks import slow
 from tests.parity.comparison import Scope, regression
 from tests.unit.keras.replicas import dense_model, two, values_of
 from tests.unit.launch.waiting import until
 
 ROWS = 22
-STRATEGIES = {
-    "none": contextlib.nullcontext,
-    "mirrored": two,
-}
+STRATEGIES = {"none": contextlib.nullcontext, "mirrored": two}
 
 
 @pytest.fixture
@@ -67,10 +65,7 @@ def _whole(lines: list[tuple[int, int]]) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("strategy", "steps_per_execution"),
-    [
-        *((strategy, 1) for strategy in STRATEGIES),
-        *(pytest.param(strategy, 4, marks=pytest.mark.slow) for strategy in STRATEGIES),
-    ],
+    [*((strategy, 1) for strategy in STRATEGIES), *(slow(strategy, 4) for strategy in STRATEGIES)],
 )
 def test_every_step_of_fit_is_reported(lines, strategy, steps_per_execution) -> None:
     """Of six batches an epoch, the last one short; one call after another goes on."""
@@ -134,11 +129,6 @@ class Slow(keras.layers.Layer):
         return x * jax.lax.fori_loop(0, 40, body, ones)[0, 0]
 
 
-class Looks(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        pass
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("looks", [True, False])
@@ -154,7 +144,7 @@ def test_step_lasts_until_the_devices_are_done(strategy, looks, monkeypatch, lin
         assert jax.tree.leaves(last_program().token)
 
     monkeypatch.setattr(step_events, "wait_for_program", waited)
-    _fit(model, callbacks=[Looks()] if looks else [])
+    _fit(model, callbacks=[_looking("on_train_batch_end", [])] if looks else [])
     assert len(done) == 6
     assert done[0]  # the first one of a `fit` is told when it is done
     assert all(done) if looks else not all(done)
@@ -204,7 +194,7 @@ def _assert_same_calls(one: _Everything, other: _Everything) -> None:
             np.testing.assert_allclose(logs[key], value, rtol=1e-5, atol=1e-6, err_msg=message)
 
 
-@pytest.mark.parametrize("steps", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [3, slow(1)])
 def test_callback_of_every_kind_learns_what_one_device_tells(steps) -> None:
     """Of groups of steps, the last one."""
 
@@ -224,14 +214,10 @@ def test_callback_of_every_kind_learns_what_one_device_tells(steps) -> None:
 
 
 def _looking(hook: str, losses: list[float]) -> Any:
-    class Looks(keras.callbacks.Callback):
-        pass
-
     def look(_: Any, batch: int, logs: Any = None) -> None:
         losses.append(float(logs["loss"]))
 
-    setattr(Looks, hook, look)
-    return Looks()
+    return type("Looks", (keras.callbacks.Callback,), {hook: look})()
 
 
 _WAYS: dict[str, Any] = {
@@ -248,11 +234,7 @@ _WAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, marks=() if way in ("list", "function") else pytest.mark.slow)
-        for way in _WAYS
-    ],
+    "way", [way if way in ("list", "function") else slow(way) for way in _WAYS]
 )
 def test_logs_of_batches_are_computed_for_whoever_looks_at_them(way: str) -> None:
     # Without anybody they are left out, as they cost a little time.

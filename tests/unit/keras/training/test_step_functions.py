@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.keras.training import step_functions
+from tests.marks import slow
 from tests.parity.comparison import (
     Scope,
     assert_like_plain_keras,
@@ -114,13 +116,10 @@ class _Disturbs(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     "disturb",
     [
-        pytest.param(lambda model: model.reset_metrics(), marks=pytest.mark.slow),
+        slow(lambda model: model.reset_metrics()),
         lambda model: model.evaluate(_X[:4], _Y[:4], verbose=0),
-        pytest.param(lambda model: model.train_on_batch(_X[:4], _Y[:4]), marks=pytest.mark.slow),
-        pytest.param(
-            lambda model: model.train_function((), iter([(_X[:4], _Y[:4])])),
-            marks=pytest.mark.slow,
-        ),
+        slow(lambda model: model.train_on_batch(_X[:4], _Y[:4])),
+        slow(lambda model: model.train_function((), iter([(_X[:4], _Y[:4])]))),
     ],
     ids=["reset", "evaluate", "train_on_batch", "step"],
 )
@@ -213,17 +212,10 @@ class _Sizes(keras.utils.PyDataset):
         return list(_batches(self.sizes))[index]
 
 
-def _whole_job(scope: Scope, *, steps_per_execution: int) -> dict[str, Any]:
-    model = _model(scope, steps=steps_per_execution)
-    measured = _fitted(model, _Sizes(), epochs=2)
-    measured |= evaluated(model, _Sizes())
-    return {**measured, "predict": model.predict(_Sizes(), verbose=0)}
-
-
 @pytest.fixture(scope="module")
 def one_step_at_a_time() -> dict[str, np.ndarray]:
     """What plain Keras measures of batches of many sizes, one step a call."""
-    return plain_keras(lambda scope: _whole_job(scope, steps_per_execution=1))
+    return plain_keras(lambda scope: _fitted(_model(scope), _Sizes(), epochs=2))
 
 
 _OUR_DATA = {
@@ -240,7 +232,7 @@ _OUR_DATA = {
 @pytest.mark.parametrize("kind", _OUR_DATA)
 @pytest.mark.parametrize("scope", [contextlib.nullcontext, two])
 def test_groups_of_steps_read_through_our_adapters(
-    scope: Scope, kind: str, tmp_path: Any, one_step_at_a_time: dict[str, np.ndarray]
+    scope, kind, tmp_path, one_step_at_a_time
 ) -> None:
     """Keras 3.16 asks an adapter for the batches of a group at once where there is no strategy."""
 
@@ -248,31 +240,22 @@ def test_groups_of_steps_read_through_our_adapters(
         data, callbacks = _OUR_DATA[kind](tmp_path)
         return _fitted(_model(scope, steps=2), data, epochs=2, callbacks=callbacks)
 
-    found = plain_keras(job)
-    assert differences(found, {name: one_step_at_a_time[name] for name in found}) == []
+    assert differences(plain_keras(job), one_step_at_a_time) == []
 
 
-def _endless(read: list[int]) -> Iterator[Batch]:
-    """Batches that all differ, and a note of each that was asked for."""
-    while True:
-        read.append(len(read))
-        random = np.random.RandomState(len(read))
-        x = random.standard_normal((4, 3)).astype("float32")
-        yield x, x.sum(axis=1, keepdims=True) + len(read)
+def _endless() -> Iterator[Batch]:
+    """Batches that all differ."""
+    for number in itertools.count(1):
+        x = np.random.RandomState(number).standard_normal((4, 3)).astype("float32")
+        yield x, x.sum(axis=1, keepdims=True) + number
 
 
-@pytest.mark.parametrize("steps_per_execution", [2])
-def test_no_batch_is_lost_or_repeated_from_epoch_to_epoch(steps_per_execution: int) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_no_batch_is_lost_or_repeated_between_epochs_and_calls(shares: bool) -> None:
     def job(scope: Scope) -> dict[str, Any]:
-        model = _model(scope, steps=steps_per_execution)
-        return _fitted(model, _endless([]), steps_per_epoch=4, epochs=3)
-
-    assert_like_plain_keras(job, replicas=(2,))
-
-
-def test_no_batch_is_lost_between_calls_that_share_a_source() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        model, source = _model(scope), _endless([])
+        if not shares:
+            return _fitted(_model(scope, steps=2), _endless(), steps_per_epoch=4, epochs=3)
+        model, source = _model(scope), _endless()
         first = _fitted(model, source, steps_per_epoch=2)
         evaluation = evaluated(model, source, steps=2)
         second = _fitted(model, source, steps_per_epoch=2)
@@ -316,21 +299,26 @@ def _failing(num_batches: int) -> Iterator[Batch]:
     raise _SourceError("the disk is gone")
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_error_of_the_source_comes_out_after_the_batches_before_it(steps_per_execution) -> None:
+@pytest.mark.parametrize(
+    ("scope", "steps", "puts_first"), [(two, 1, False), (two, 3, False), slow(_one, 1, True)]
+)
+def test_error_of_the_source_comes_out_after_the_batches_before_it(
+    scope, steps, puts_first, monkeypatch
+) -> None:
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: puts_first)
     models, ends = [], []
-    for scope in (two, contextlib.nullcontext):
-        steps: list[int] = []
+    for scope_of_model in (scope, contextlib.nullcontext):
+        done: list[int] = []
         note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs, steps=steps: steps.append(batch)
+            on_train_batch_end=lambda batch, logs, done=done: done.append(batch)
         )
-        model = _model(scope, steps=steps_per_execution if scope is two else 1)
+        model = _model(scope_of_model, steps=steps if scope_of_model is scope else 1)
         with pytest.raises(_SourceError, match="the disk is gone"):
             model.fit(_failing(3), shuffle=False, verbose=0, callbacks=[note])
         models.append(model)
-        ends.append(steps)
+        ends.append(done)
     assert ends[1] == [0, 1, 2]
-    assert steps_per_execution == 3 or ends[0] == ends[1]
+    assert steps == 3 or ends[0] == ends[1]
     for _ in range(2):
         for value, wanted in zip(*(values_of(one.weights) for one in models), strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-5)
@@ -383,20 +371,3 @@ def test_groups_read_before_steps_became_eager_run_whole(puts_first: bool, monke
         model.fit(*regression(32), batch_size=4, verbose=0, callbacks=[turn_on])
         counts.append(int(model.optimizer.iterations))
     assert counts == [8, 8]
-
-
-@pytest.mark.slow
-def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(monkeypatch) -> None:
-    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
-    steps: list[int] = []
-
-    def source() -> Iterator[Batch]:
-        yield from _batches((4, 4, 4))
-        raise OSError("disk")
-
-    counted = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: steps.append(batch)
-    )
-    with pytest.raises(OSError, match="disk"):
-        _model(_one).fit(source(), shuffle=False, verbose=0, callbacks=[counted])
-    assert steps == [0, 1, 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from stratagem.execution.tracing.functionalize import on_global_model
 from stratagem.keras.variables.rows import _digest, _digest_on_device
 from stratagem.keras.variables.variable import reading_as_stored, reads_as_stored
 from tests.fresh_process import run_fresh
+from tests.marks import slow
 
 _DEVICES = [f"cpu:{index}" for index in range(4)]
 _SHAPE = (512, 1024)
@@ -115,11 +115,7 @@ def test_weights_of_a_file_arrive_in_slices(tmp_path: Path, copied_bytes: list[i
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [
-        pytest.param(*one, id=one[0], marks=() if one[0] in _QUICK else pytest.mark.slow)
-        for one in _INITIALIZERS
-    ],
+    ("kind", "arguments"), [one if one[0] in _QUICK else slow(*one) for one in _INITIALIZERS]
 )
 def test_initial_values_are_those_of_one_device(kind: str, arguments: dict[str, Any]) -> None:
     seed = {} if kind in _CONSTANTS else {"seed": 7}
@@ -157,46 +153,6 @@ def test_freed_memory_is_released_after_many_bytes(monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         variable.assign(value)
     assert released == [1]
-
-
-_LOADING = """
-import gc
-import pathlib
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
-import keras
-import stratagem as sg
-
-def status_mib(key):
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
-
-def make(count):
-    layers = [keras.layers.Dense(2048, kernel_initializer="zeros") for _ in range(count)]
-    return keras.Sequential([keras.Input((2048,)), *layers])
-
-with sg.MirroredStrategy(shard_state="all").scope():
-    warm = make(1)
-    warm.save_weights("warm.weights.h5")
-    warm.load_weights("warm.weights.h5")
-    before = status_mib("VmRSS")
-    model = make(24)
-    model.save_weights("whole.weights.h5")
-    gc.collect()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
-    for _ in range(3):
-        model.load_weights("whole.weights.h5")
-print("peak:", status_mib("VmHWM") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
-def test_reading_weights_takes_the_memory_of_shards_and_one_array(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (line,) = run_fresh(_LOADING, JAX_PLATFORMS="cpu")
-    array_mib = 2048**2 * 4 / 2**20
-    assert float(line.split("peak:")[1]) < 1.2 * 24 * array_mib + array_mib
 
 
 # Reads of variables as they are stored.

@@ -14,6 +14,7 @@ import pytest
 import stratagem as sg
 from stratagem.variables.registry import VariableKind
 from tests.contract.parts import contribution
+from tests.marks import slow
 from tests.parity.comparison import (
     Scope,
     assert_like_plain_keras,
@@ -151,10 +152,7 @@ def test_model_belongs_to_the_scope_that_it_was_filled_in(kind) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
-@pytest.mark.parametrize(
-    "change",
-    ["LoRA", *(pytest.param(one, marks=pytest.mark.slow) for one in ("model", "without bias"))],
-)
+@pytest.mark.parametrize("change", ["LoRA", slow("model"), slow("without bias")])
 def test_weights_that_a_layer_adds_later_belong_to_its_strategy(change) -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()
@@ -255,8 +253,8 @@ def test_initial_and_assigned_arrays_are_not_shared(devices) -> None:
 
 # Hand-written steps of pure JAX in a strategy's scope: the numbers of plain Keras.
 
-_X_OF_STATELESS_SCOPE = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
-_Y_OF_STATELESS_SCOPE = _X_OF_STATELESS_SCOPE.sum(1, keepdims=True)
+_ROWS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+_TOTALS = _ROWS.sum(1, keepdims=True)
 
 
 def _multi_optimizer() -> Any:
@@ -269,10 +267,6 @@ def _loss_scale() -> Any:
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0)
 
 
-def _unchanged(step: Any) -> Any:
-    return step
-
-
 def _values(variables: Any) -> list[Any]:
     return [variable.value for variable in variables]
 
@@ -281,24 +275,16 @@ def _trained(make_optimizer: Callable[[], Any], transform: Callable[..., Any]) -
     """The state after three steps in the manner of Keras's guide for JAX."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            layers.Dense(4),
-            layers.BatchNormalization(),
-            layers.Dropout(0.3, seed=1),
-            layers.Dense(1),
-        ]
-    )
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.BatchNormalization()])
+    model.add(layers.Dropout(0.3, seed=1))
+    model.add(layers.Dense(1))
     optimizer = make_optimizer()
     optimizer.build(model.trainable_variables)
     error, mean = keras.metrics.MeanSquaredError(), keras.metrics.Mean()
 
     def loss(trainable: Any, others: Any) -> Any:
-        predicted, others = model.stateless_call(
-            trainable, others, _X_OF_STATELESS_SCOPE, training=True
-        )
-        return jnp.mean(jnp.square(predicted - _Y_OF_STATELESS_SCOPE)), (others, predicted)
+        predicted, others = model.stateless_call(trainable, others, _ROWS, training=True)
+        return jnp.mean(jnp.square(predicted - _TOTALS)), (others, predicted)
 
     def step(state: Any) -> Any:
         trainable, others, slots, of_error, of_mean = state
@@ -306,7 +292,7 @@ def _trained(make_optimizer: Callable[[], Any], transform: Callable[..., Any]) -
             trainable, others
         )
         trainable, slots = optimizer.stateless_apply(slots, grads, trainable)
-        of_error = error.stateless_update_state(of_error, _Y_OF_STATELESS_SCOPE, predicted)
+        of_error = error.stateless_update_state(of_error, _TOTALS, predicted)
         return trainable, others, slots, of_error, mean.stateless_update_state(of_mean, value)
 
     of_model = _values(model.trainable_variables), _values(model.non_trainable_variables)
@@ -321,9 +307,9 @@ def _trained(make_optimizer: Callable[[], Any], transform: Callable[..., Any]) -
     ("make_optimizer", "transform", "make_strategy"),
     [
         (_multi_optimizer, jax.jit, sg.MirroredStrategy),
-        pytest.param(_multi_optimizer, _unchanged, sg.MirroredStrategy, marks=pytest.mark.slow),
-        pytest.param(_loss_scale, jax.jit, sg.MirroredStrategy, marks=pytest.mark.slow),
-        pytest.param(_multi_optimizer, jax.jit, sg.CentralStorageStrategy, marks=pytest.mark.slow),
+        slow(_multi_optimizer, lambda step: step, sg.MirroredStrategy),
+        slow(_loss_scale, jax.jit, sg.MirroredStrategy),
+        slow(_multi_optimizer, jax.jit, sg.CentralStorageStrategy),
     ],
 )
 def test_stateless_steps_in_a_scope_are_those_of_keras(

@@ -20,14 +20,11 @@ import stratagem as sg
 from stratagem.devices.finding import planning_for
 from stratagem.keras.variables import creation
 from stratagem.keras.variables.creation import adopt
-from stratagem.keras.variables.requests import (
-    Annotations,
-    annotated,
-    current_annotations,
-)
+from stratagem.keras.variables.requests import Annotations, annotated, current_annotations
 from stratagem.parameter_server.keras.variable import InitialRows
 from stratagem.planning.targets import parse_target
 from stratagem.variables.registry import VariableKind
+from tests.marks import slow
 from tests.parity.comparison import (
     Scope,
     assert_like_plain_keras,
@@ -168,8 +165,7 @@ INITIALIZERS = {
     [
         ("uniform", (37, 5)),
         ("normal", (37, 5)),
-        *(pytest.param(name, (64,), marks=pytest.mark.slow) for name in INITIALIZERS),
-        *(pytest.param(name, (9, 2, 3), marks=pytest.mark.slow) for name in INITIALIZERS),
+        *(slow(name, shape) for name in INITIALIZERS for shape in ((64,), (9, 2, 3))),
     ],
 )
 def test_rows_are_those_of_the_whole(name, shape) -> None:
@@ -285,17 +281,12 @@ def test_it_goes_before_rules_and_ends_with_its_block() -> None:
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (lambda: contextlib.nullcontext(sg.MirroredStrategy(_DEVICES)), {}),
-        (lambda: contextlib.nullcontext(sg.CentralStorageStrategy(_DEVICES)), {}),
-        (
-            lambda: contextlib.nullcontext(
-                sg.MultiWorkerMirroredStrategy(placement={"table": "sharded"})
-            ),
-            {},
-        ),
+        (lambda: sg.MirroredStrategy(_DEVICES), {}),
+        (lambda: sg.CentralStorageStrategy(_DEVICES), {}),
+        (lambda: sg.MultiWorkerMirroredStrategy(placement={"table": "sharded"}), {}),
         (local_strategy, {}),
         (
-            lambda: contextlib.nullcontext(sg.HybridStrategy(_DEVICES, placement={})),
+            lambda: sg.HybridStrategy(_DEVICES, placement={}),
             {"synchronization": sg.VariableSynchronization.ON_READ},
         ),
     ],
@@ -303,7 +294,8 @@ def test_it_goes_before_rules_and_ends_with_its_block() -> None:
 )
 def test_other_strategies_and_variables_refuse_it(make, options) -> None:
     refused = pytest.raises(ValueError, match="Expected no device for a single variable")
-    with make() as strategy, strategy.scope(), keras.device("cpu:3"), refused:
+    made = make() if make is local_strategy else contextlib.nullcontext(make())
+    with made as strategy, strategy.scope(), keras.device("cpu:3"), refused:
         sg.Variable(np.ones(3, "float32"), **options)
 
 
