@@ -22,6 +22,7 @@ from stratagem.execution.communicator import (
     encode,
 )
 from stratagem.options import ReduceOp
+from tests.marks import slow
 from tests.unit.devices.axes import AXES, on_axis
 
 # Gradients of some shapes, and a compressed step on several devices.
@@ -54,14 +55,8 @@ def one_step(setting, count, grads, states, step=0):
     communicator = MeshCommunicator(axis)
 
     def replica(grads, states):
-        return compressed_sums(
-            setting,
-            grads,
-            states,
-            communicator,
-            replica_id=jax.lax.axis_index(axis.name),
-            step=step,
-        )
+        own_id = jax.lax.axis_index(axis.name)
+        return compressed_sums(setting, grads, states, communicator, replica_id=own_id, step=step)
 
     return on_axis(axis, replica, grads, states)
 
@@ -97,18 +92,15 @@ def test_short_floats_are_those_of_numpy(setting, dtype) -> None:
     np.testing.assert_array_equal(coded(setting, rows), cut)
 
 
-def test_int8_is_within_half_a_step() -> None:
-    setting = Int8(block_elements=64, stochastic=False)
+def test_int8_is_within_half_a_step_and_float8_that_of_ml_dtypes() -> None:
     blocks, scales = in_blocks(ROWS, 64, 127)
     expected = (np.round(blocks / scales) * scales).reshape(3, -1)[:, :1000]
+    setting = Int8(block_elements=64, stochastic=False)
     np.testing.assert_allclose(coded(setting, ROWS), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_float8_is_that_of_ml_dtypes() -> None:
-    setting = Float8(block_elements=64, stochastic=False)
     blocks, scales = in_blocks(ROWS, 64, 448)
     short = (blocks / scales).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     expected = (short * scales).reshape(3, -1)[:, :1000]
+    setting = Float8(block_elements=64, stochastic=False)
     np.testing.assert_allclose(coded(setting, ROWS), expected, rtol=1e-6)
 
 
@@ -129,13 +121,7 @@ def test_stochastic_rounding_takes_a_neighbor_and_is_right_on_average(kind) -> N
     assert np.all(error <= 5 * step * scale / 2 / np.sqrt(num_draws))
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        Float16(),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (BFloat16(), Int8(), Float8())),
-    ],
-)
+@pytest.mark.parametrize("setting", [Float16(), slow(BFloat16()), slow(Int8()), slow(Float8())])
 def test_zeros_and_short_rows_come_back(setting) -> None:
     rows = np.float32([[0.0, 0.0, 0.0]])
     np.testing.assert_array_equal(coded(setting, rows), rows)
@@ -151,8 +137,9 @@ ALL = [BFloat16(), Int8(), Int8(error_feedback=False), Float8(), PowerSGD(rank=2
     ("setting", "count", "size"),
     [
         (BFloat16(), 4, 2),
-        *(pytest.param(setting, 4, 2, marks=pytest.mark.slow) for setting in ALL[1:]),
-        *(pytest.param(Int8(), *sizes, marks=pytest.mark.slow) for sizes in [(6, 3), (2, 1)]),
+        *(slow(setting, 4, 2) for setting in ALL[1:]),
+        slow(Int8(), 6, 3),
+        slow(Int8(), 2, 1),
     ],
     ids=str,
 )
@@ -198,10 +185,7 @@ def test_sums_and_errors_of_islands_add_up(setting, count, size) -> None:
     [
         (BFloat16(), 2),
         (Int8(), 2),
-        *(
-            pytest.param(one, 3, marks=pytest.mark.slow)
-            for one in (Float16(), Int8(stochastic=False), Float8(), PowerSGD(rank=2))
-        ),
+        *(slow(one, 3) for one in (Float16(), Int8(stochastic=False), Float8(), PowerSGD(rank=2))),
     ],
     ids=str,
 )

@@ -27,9 +27,7 @@ GROUPS = ((0, 1), (2, 3))
 REDUCTIONS = {
     algorithm.value: MeshCommunicator(ReplicaAxis(AXIS, NUM_REPLICAS, GROUPS), algorithm)
     for algorithm in Algorithm
-} | {
-    "in_bfloat16": MeshCommunicator(ReplicaAxis(AXIS, NUM_REPLICAS), in_bfloat16=True),
-}
+} | {"in_bfloat16": MeshCommunicator(ReplicaAxis(AXIS, NUM_REPLICAS), in_bfloat16=True)}
 GATHERED = MeshCommunicator(
     ReplicaAxis(AXIS, NUM_REPLICAS), combine=lambda op, stacks: [sum(parts) for parts in stacks]
 )

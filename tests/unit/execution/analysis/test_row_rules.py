@@ -180,10 +180,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], RowEffect]] = {
     "elementwise": (lambda x, labels: jnp.tanh(x) * 2.0 + 1.0, _ROWS),
     "softmax of a row": (lambda x, labels: jax.nn.softmax(x, axis=-1), _ROWS),
     "argmax": (lambda x, labels: jnp.argmax(x[:, 0], -1) == labels, _ROWS),
-    "lookup": (
-        lambda x, labels: jnp.take_along_axis(x[:, 0], labels[:, None], 1)[:, 0],
-        _ROWS,
-    ),
+    "lookup": (lambda x, labels: jnp.take_along_axis(x[:, 0], labels[:, None], 1)[:, 0], _ROWS),
     "one-hot": (lambda x, labels: jax.nn.one_hot(labels, 3) * x[:, 0], _ROWS),
     "flat": (lambda x, labels: x.reshape(-1), _ROWS),
     "attention in a row": (lambda x, labels: jnp.einsum("btc,bsc->bts", x, x), _ROWS),
@@ -200,10 +197,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], RowEffect]] = {
     "convolution": (lambda x, labels: _convolved_rows(x), _ROWS),
     "sum": (lambda x, labels: jnp.sum(x), _SUM),
     "count": (lambda x, labels: jnp.sum(jnp.ones_like(labels)), _SUM),
-    "confusion": (
-        lambda x, labels: jax.nn.one_hot(labels, 3).T @ jax.nn.one_hot(labels, 3),
-        _SUM,
-    ),
+    "confusion": (lambda x, labels: jax.nn.one_hot(labels, 3).T @ jax.nn.one_hot(labels, 3), _SUM),
     "mean": (lambda x, labels: 0.5 * jnp.mean(x) + 1.0, _MEAN),
     "constant": (lambda x, labels: jnp.float32(0.25), RowEffect.FREE),
     "length": (lambda x, labels: jnp.float32(x.shape[0]), RowEffect.COUNT),

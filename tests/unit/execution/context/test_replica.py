@@ -58,10 +58,7 @@ def test_island_is_that_of_the_replica_in_inner_traces_too() -> None:
 
     given = sg.PerReplica(stacked=np.array([0, 0, 100, 300], "int32"))
     found = [strategy.local_results(one) for one in strategy.run(step, args=(given,))]
-    assert [list(map(int, one)) for one in found] == [
-        [0, 11, 100, 311],
-        [0, 0, 400, 400],
-    ]
+    assert [list(map(int, one)) for one in found] == [[0, 11, 100, 311], [0, 0, 400, 400]]
 
 
 def test_batch_of_a_traced_island_has_choices() -> None:

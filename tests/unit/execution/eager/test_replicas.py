@@ -64,39 +64,30 @@ def own_id():
 
 
 def test_replicas_take_turns_in_order_up_to_each_meeting(strategy) -> None:
-    n = strategy.num_replicas_in_sync
+    """In threads of their own, and merges in the caller's."""
     order: list[tuple[str, int]] = []
+    threads: list[threading.Thread] = []
 
-    def merge(_):
-        order.append(("merge", -1))
+    def note(place: str, number: int) -> None:
+        order.append((place, number))
+        threads.append(threading.current_thread())
 
     def step():
-        order.append(("start", own_id()))
+        note("start", own_id())
         context().all_reduce("sum", jnp.ones(()))
-        order.append(("reduced", own_id()))
-        context().merge_call(merge)
-        order.append(("merged", own_id()))
+        note("reduced", own_id())
+        context().merge_call(lambda _: note("merge", -1))
+        note("merged", own_id())
         context().all_gather(jnp.ones(1), axis=0)
-        order.append(("end", own_id()))
+        note("end", own_id())
 
     strategy.run(step)
-    ids = range(n)
+    ids = range(strategy.num_replicas_in_sync)
     expected = [("start", i) for i in ids] + [("reduced", i) for i in ids] + [("merge", -1)]
     assert order == expected + [("merged", i) for i in ids] + [("end", i) for i in ids]
-
-
-def test_replicas_run_in_threads_of_their_own_and_merges_in_the_callers(strategy) -> None:
-    caller = threading.current_thread()
-    seen: dict[str, list[threading.Thread]] = {"replica": [], "merge": []}
-
-    def step():
-        seen["replica"].append(threading.current_thread())
-        context().merge_call(lambda _: seen["merge"].append(threading.current_thread()))
-
-    strategy.run(step)
-    assert len({id(thread) for thread in seen["replica"]}) == strategy.num_replicas_in_sync
-    assert caller not in seen["replica"]
-    assert seen["merge"] == [caller]
+    found = {(number, thread) for (_, number), thread in zip(order, threads, strict=True)}
+    assert (-1, threading.current_thread()) in found
+    assert len(found) == len(ids) + 1 == len({thread for _, thread in found})
 
 
 def test_each_replica_computes_on_its_device_with_real_values(strategy) -> None:
@@ -161,23 +152,18 @@ def test_catching_errors_in_the_function_does_not_keep_abandoned_replicas(strate
     assert not went_on
 
 
+def _reduce():
+    return context().all_reduce("sum", jnp.ones(()))
+
+
 @pytest.mark.parametrize(
     ("of_first", "of_others"),
     [
-        (lambda: None, lambda: context().all_reduce("sum", jnp.ones(()))),
-        (lambda: context().all_reduce("sum", jnp.ones(())), lambda: None),
-        (
-            lambda: context().all_reduce("sum", jnp.ones(())),
-            lambda: context().all_reduce("mean", jnp.ones(())),
-        ),
-        (
-            lambda: context().all_reduce("sum", jnp.ones(1)),
-            lambda: context().all_gather(jnp.ones(1), axis=0),
-        ),
-        (
-            lambda: context().merge_call(lambda _: None),
-            lambda: context().all_reduce("sum", jnp.ones(())),
-        ),
+        (lambda: None, _reduce),
+        (_reduce, lambda: None),
+        (_reduce, lambda: context().all_reduce("mean", jnp.ones(()))),
+        (_reduce, lambda: context().all_gather(jnp.ones(1), axis=0)),
+        (lambda: context().merge_call(lambda _: None), _reduce),
     ],
     ids=["others_reduce", "first_reduces", "sum_and_mean", "reduce_and_gather", "merge_and_reduce"],
 )
@@ -232,11 +218,7 @@ def test_replicas_that_span_processes_are_refused(strategy, monkeypatch) -> None
 
 
 class _Compiled(logging.Handler):
-    """Counts the programs that XLA compiles, or finds in the cache of a folder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         self.count += record.getMessage().startswith("Compiling ")
@@ -244,6 +226,7 @@ class _Compiled(logging.Handler):
 
 @pytest.fixture
 def compiled():
+    """Counts the programs that XLA compiles, or finds in the cache of a folder."""
     logger, handler = logging.getLogger("jax"), _Compiled()
     logger.addHandler(handler)
     with jax.log_compiles():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from stratagem.devices.mesh import Topology
 from stratagem.execution.programs import steps
 from stratagem.execution.programs.steps import QueuedInput, loop_options
 from stratagem.execution.summary.writer import write_pending
+from tests.marks import slow
 from tests.parity.comparison import mirrored
 from tests.unit.execution.programs.test_convolutions import arguments_of
 from tests.unit.execution.summary.events import Read
@@ -133,18 +133,13 @@ def _eagerly(program: Program) -> None:
         *((name, _one_by_one) for name in ("default", "mirrored_2", "all_in_parts")),
         ("central_storage", _one_by_one),
         ("default", _eagerly),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                ("groups", _one_by_one),
-                ("hybrid_sharded", _one_by_one),
-                ("mirrored_2", _eagerly),
-                ("mirrored_2", _by_steps_of_a_call),
-                ("central_storage", _by_steps_of_a_call),
-                ("one_device", _by_function),
-                ("mirrored_2", _by_function),
-            )
-        ),
+        slow("groups", _one_by_one),
+        slow("hybrid_sharded", _one_by_one),
+        slow("mirrored_2", _eagerly),
+        slow("mirrored_2", _by_steps_of_a_call),
+        slow("central_storage", _by_steps_of_a_call),
+        slow("one_device", _by_function),
+        slow("mirrored_2", _by_function),
     ],
 )
 def test_steps_write_what_replica_0_computed(name: str, way: Any, tmp_path: Path) -> None:
@@ -299,7 +294,11 @@ def test_each_program_has_its_reason() -> None:
     assert reasons[-1].startswith("arguments: [")
 
 
-def test_another_object_and_other_true_rows_are_reasons() -> None:
+def strategy_reasons(strategy) -> list[str]:
+    return [record.reason for record in sg.explain_recompiles(strategy)]
+
+
+def test_other_objects_true_rows_kinds_of_numbers_and_values_are_reasons() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
 
     def total(x, option):
@@ -313,51 +312,31 @@ def test_another_object_and_other_true_rows_are_reasons() -> None:
         strategy.run(total, args=(np.float32(1), option))
     assert strategy_reasons(strategy)[1] == "args[1]: another object, Option()"
 
-    def count(batch):
-        return batch.sum()
-
-    for rows in (4, 3):
-        (batch,) = strategy.distribute_dataset([np.ones(rows, np.float32)])
-        strategy.run(count, args=(batch,))
-    assert strategy_reasons(strategy)[2:] == [
-        "first call",
-        "args[0]: float32[2,2]: all rows -> rows (2, 1)",
-    ]
-
-
-def test_random_keys_and_narrow_numbers_have_reasons() -> None:
-    """Keys of `jax.random.key` have a dtype that NumPy does not know."""
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    keys = jax.random.split(jax.random.key(0), 3)
-
     def identity(x):
         return x
 
-    numbers = jnp.ones(3, jnp.bfloat16), jnp.ones(3, jnp.int4)
-    per_replica = strategy.run(identity, args=(keys[0],))
-    for argument in (per_replica, keys, *numbers):
+    for rows in (4, 3):
+        (batch,) = strategy.distribute_dataset([np.ones(rows, np.float32)])
+        strategy.run(lambda x: x, args=(batch,))
+    # Keys of `jax.random.key` have a dtype that NumPy does not know.
+    keys = jax.random.split(jax.random.key(0), 3)
+    of_replicas = strategy.run(identity, args=(keys[0],))
+    for argument in (of_replicas, keys, jnp.ones(3, jnp.bfloat16), jnp.ones(3, jnp.int4)):
         strategy.run(identity, args=(argument,))
-    assert strategy_reasons(strategy) == [
+    assert strategy_reasons(strategy)[2:] == [
+        "first call",
+        "args[0]: float32[2,2]: all rows -> rows (2, 1)",
         "first call",
         "args[0]: key<fry>[] -> key<fry>[2]",  # one for each replica
         "args[0]: key<fry>[2] -> key<fry>[3]",
         "args[0]: key<fry>[3] -> bfloat16[3]",
         "args[0]: bfloat16[3] -> int4[3]",
     ]
-
-
-def strategy_reasons(strategy) -> list[str]:
-    return [record.reason for record in sg.explain_recompiles(strategy)]
-
-
-def test_values_of_a_new_function_are_the_reason() -> None:
     strategy = sg.OneDeviceStrategy("cpu:0")
     for factor in (1.0, 2.0):
         strategy.run(lambda x: x * factor, args=(1.0,))  # noqa: B023 - the case
-    assert [record.reason for record in sg.explain_recompiles(strategy)] == [
-        "first call",
-        "a new function: the values of ['factor'] in it differ",
-    ]
+    reason = "a new function: the values of ['factor'] in it differ"
+    assert strategy_reasons(strategy) == ["first call", reason]
 
 
 # Calls that have not finished hold a bounded amount of input on the devices.
@@ -393,28 +372,12 @@ def test_oldest_calls_are_awaited_while_they_hold_too_much(sizes, expected) -> N
     assert awaited == expected
 
 
-def _by_run(strategy: sg.Strategy, step: Callable[..., None], data: sg.DistributedDataset) -> None:
-    for batch in data:
-        strategy.run(step, args=(batch,))
-
-
-def _by_run_steps(
-    strategy: sg.Strategy, step: Callable[..., None], data: sg.DistributedDataset
-) -> None:
-    iterator = iter(data)
-    for _ in range(4):
-        strategy.run_steps(step, iterator, 2)
-
-
 @pytest.mark.parametrize(
-    ("loop", "num_replicas", "is_bounded"),
-    [(_by_run, 1, False), (_by_run, 2, True), (_by_run_steps, 1, True), (_by_run_steps, 2, False)],
+    ("by_steps", "num_replicas", "is_bounded"),
+    [(False, 1, False), (False, 2, True), (True, 1, True), (True, 2, False)],
 )
 def test_steps_wait_for_earlier_steps_only_if_their_input_is_large(
-    loop: Callable[..., None],
-    num_replicas: int,
-    is_bounded: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    by_steps, num_replicas, is_bounded, monkeypatch
 ) -> None:
     sizes: list[int] = []
     add = QueuedInput.add
@@ -426,15 +389,17 @@ def test_steps_wait_for_earlier_steps_only_if_their_input_is_large(
     strategy = mirrored(num_replicas)
     with strategy.scope():
         total = sg.Variable(0.0, aggregation="sum")
+    step = lambda batch: total.assign_add(batch.sum())  # noqa: E731
     data = strategy.distribute_dataset([np.full((8, 40), n, "float32") for n in range(8)])
-    loop(strategy, lambda batch: total.assign_add(batch.sum()), data)
+    iterator = iter(data)
+    for _ in range(4 if by_steps else 8):
+        if by_steps:
+            strategy.run_steps(step, iterator, 2)
+        else:
+            strategy.run(step, args=(next(iterator),))
     assert float(total.numpy()) == 320 * sum(range(8))
-    if not is_bounded:
-        assert sizes == []
-    elif loop is _by_run:
-        assert sizes == [1280 // num_replicas] * 8
-    else:
-        assert sizes == [2560 // num_replicas] * 4
+    expected = [2560 // num_replicas] * 4 if by_steps else [1280 // num_replicas] * 8
+    assert sizes == (expected if is_bounded else [])
 
 
 # Compiler options of loops over steps, on devices that claim to be GPUs.

@@ -29,6 +29,7 @@ from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import StepCaptured, capture
 from stratagem.variables.layouts import Division
 from stratagem.variables.placement import ShardedStore
+from tests.marks import slow
 from tests.unit.execution.programs.test_update_part import jaxpr_of
 
 TWO = ["cpu:0", "cpu:1"]
@@ -37,12 +38,7 @@ NUM_KERNEL, NUM_TABLE = WIDTH * WIDTH, ROWS * ROW
 
 
 class Made:
-    """A table and a kernel under a strategy, and one step of them.
-
-    Args:
-        strategy: the strategy.
-        optimizer: of Keras.
-    """
+    """A table and a kernel under a strategy, and one step of them."""
 
     def __init__(self, strategy: sg.Strategy, optimizer: Any) -> None:
         self.strategy = strategy
@@ -126,12 +122,7 @@ def test_weights_that_are_copied_are_computed_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "shard_state"),
-    [
-        (adam, "optimizer"),
-        pytest.param(adagrad, "all", marks=pytest.mark.slow),
-        pytest.param(adam, "all", marks=pytest.mark.slow),
-    ],
+    ("optimizer", "shard_state"), [(adam, "optimizer"), slow(adagrad, "all"), slow(adam, "all")]
 )
 def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
     copies = Made(sg.MirroredStrategy(TWO), optimizer)
@@ -259,13 +250,9 @@ def test_first_function_that_changes_a_trainable_variable_is_taken(pair) -> None
     assert step.trace.written == [trained]
     assert step.strategy is pair
     assert (float(counted.value), float(trained.value)) == (1.0, 1.0)
-
-
-def test_any_function_may_be_wanted(pair) -> None:
-    step = capture(lambda: pair.run(jnp.negative, args=(1.0,)), takes_all=True)
+    step = capture(lambda: pair.run(jnp.negative, args=(1.0,)), takes_all=True)  # any function
     assert step is not None
-    assert step.fn is jnp.negative
-    assert step.optimizers == ()
+    assert (step.fn, step.optimizers) == (jnp.negative, ())
 
 
 def test_error_of_the_program_goes_through(pair) -> None:

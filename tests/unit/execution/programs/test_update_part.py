@@ -175,9 +175,7 @@ def accumulation(weight, slot, count, batch):
     """The sum over replicas is left out: its result is equal on all, as the weight is."""
     is_due = count % 2 == 1
     slot, gradient = lax.cond(
-        is_due,
-        lambda: (jnp.zeros_like(slot), (slot + weight) / 2),
-        lambda: (slot + weight, weight),
+        is_due, lambda: (jnp.zeros_like(slot), (slot + weight) / 2), lambda: (slot + weight, weight)
     )
     new = weight - 0.1 * gradient
     return lax.cond(is_due, lambda: new, lambda: weight), slot, count + 1, batch * weight
@@ -201,9 +199,7 @@ def several_branches(weight, slot, count, batch):
 def one_result(weight, slot, count, batch):
     """Replicas need one of the outputs, and its half of the work."""
     weight, factor = lax.cond(
-        count > 0,
-        lambda: (weight * jnp.sin(slot), jnp.cos(slot)),
-        lambda: (weight, slot),
+        count > 0, lambda: (weight * jnp.sin(slot), jnp.cos(slot)), lambda: (weight, slot)
     )
     return weight, slot, count, batch * factor
 

@@ -27,8 +27,7 @@ def read(writer, folder: Path) -> Read:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [True, np.float64(1e-3), np.array(3, np.int32), jnp.asarray(1.5, jnp.bfloat16)],
+    "number", [True, np.float64(1e-3), np.array(3, np.int32), jnp.asarray(1.5, jnp.bfloat16)]
 )
 def test_scalar_is_a_float_of_32_bits(number, writer, tmp_path) -> None:
     assert sg.summary.scalar("loss", number, step=2, description="of *training*") is True

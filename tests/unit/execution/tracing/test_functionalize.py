@@ -24,11 +24,7 @@ from stratagem.execution.programs.steps import sequence_options
 from stratagem.execution.tracing import errors as program_fingerprint
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.errors import agree_on_program
-from stratagem.execution.tracing.functionalize import (
-    ReplicaScope,
-    is_uninitialized,
-    stand_in,
-)
+from stratagem.execution.tracing.functionalize import ReplicaScope, is_uninitialized, stand_in
 from stratagem.execution.tracing.tracer import trace_replica_function
 from stratagem.group.current import Identity
 from stratagem.planning.planner import planned_strategy
@@ -147,12 +143,7 @@ def numbers_of(model: keras.Model) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("replicas", "parts", "shard_state"),
-    [
-        (2, 2, None),
-        (2, 4, "optimizer"),
-        (2, 4, "all"),
-    ],
+    ("replicas", "parts", "shard_state"), [(2, 2, None), (2, 4, "optimizer"), (2, 4, "all")]
 )
 def test_decoder_is_that_of_one_device(replicas, parts, shard_state) -> None:
     """Positions and causal masks of a part are those of the whole."""
@@ -246,15 +237,12 @@ def test_length_that_cannot_be_divided_stays_whole_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("axis", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), ("1", TypeError)]
 )
-def test_other_axes_are_refused(axis, error) -> None:
+def test_other_axes_and_replicas_of_one_device_are_refused(axis, error) -> None:
     with pytest.raises(error, match="received sequence_axis="):
         sg.MirroredStrategy(["cpu:0", "cpu:1"], devices_per_replica=2, sequence_axis=axis)
-
-
-@pytest.mark.parametrize("make", [sg.MirroredStrategy, sg.MultiWorkerMirroredStrategy])
-def test_replicas_of_one_device_are_refused(make) -> None:
-    with pytest.raises(ValueError, match="for replicas of one device"):
-        make(sequence_axis=1)
+    for make in (sg.MirroredStrategy, sg.MultiWorkerMirroredStrategy):
+        with pytest.raises(ValueError, match="for replicas of one device"):
+            make(sequence_axis=1)
 
 
 def test_axis_stays_with_copies_and_plans() -> None:

@@ -64,9 +64,8 @@ def test_variable_made_on_every_call_is_refused(strategy, execution) -> None:
         kept.append(sg.Variable(1.0))
         return kept[-1].value
 
-    with pytest.raises(
-        ValueError, match=r"(?s)created variable .* and another one on its second call"
-    ):
+    words = r"(?s)created variable .* and another one on its second call"
+    with pytest.raises(ValueError, match=words):
         strategy.run(step)
 
 
