@@ -208,11 +208,7 @@ def test_latest_exports_each_and_keeps_some(tmp_path) -> None:
             ValueError,
             r"compare_fn=None takes the arguments \[\]",
         ),
-        (
-            lambda _: BestExporter(exports_to_keep=0),
-            ValueError,
-            "exports_to_keep=0",
-        ),
+        (lambda _: BestExporter(exports_to_keep=0), ValueError, "exports_to_keep=0"),
         *(
             (lambda _, kind=kind: kind("best", 3), TypeError, "=3 is (?s:.)*build_raw_serving")
             for kind in (BestExporter, FinalExporter, LatestExporter)

@@ -186,12 +186,6 @@ def test_unknown_variables_are_refused(tmp_path) -> None:
         estimator.get_variable_value("kernel")
 
 
-def test_two_folders_are_refused(tmp_path) -> None:
-    config = sg.estimator.RunConfig(model_dir=str(tmp_path / "a"))
-    with pytest.raises(ValueError, match="differs from the config's model_dir"):
-        sg.estimator.Estimator(dense_classifier, tmp_path / "b", config)
-
-
 def test_an_evaluator_needs_the_folder_of_the_training(monkeypatch, tmp_path) -> None:
     cluster = {"chief": ["a:1"], "evaluator": ["b:1"]}
     task = {"type": "evaluator", "index": 0}
@@ -199,11 +193,6 @@ def test_an_evaluator_needs_the_folder_of_the_training(monkeypatch, tmp_path) ->
     with pytest.raises(ValueError, match="The evaluator task has no model_dir"):
         sg.estimator.Estimator(dense_classifier)
     assert sg.estimator.Estimator(dense_classifier, tmp_path).model_dir == str(tmp_path)
-
-
-def test_a_config_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"config=.* is of type dict\.\nExpected an sg\.est"):
-        sg.estimator.Estimator(dense_classifier, config={"model_dir": "a"})
 
 
 def test_subclasses_may_not_override_members() -> None:
@@ -218,6 +207,14 @@ def test_subclasses_may_not_override_members() -> None:
     with pytest.raises(ValueError, match=r"Own overrides the Estimator members \['train'\]"):
         Own(dense_classifier)
     assert Fine(dense_classifier).extra()
+
+
+def test_configs_that_cannot_be_are_refused(tmp_path) -> None:
+    config = sg.estimator.RunConfig(model_dir=str(tmp_path / "a"))
+    with pytest.raises(ValueError, match="differs from the config's model_dir"):
+        sg.estimator.Estimator(dense_classifier, tmp_path / "b", config)
+    with pytest.raises(TypeError, match=r"config=.* is of type dict\.\nExpected an sg\.est"):
+        sg.estimator.Estimator(dense_classifier, config={"model_dir": "a"})
 
 
 def test_a_loss_that_no_variable_changes_is_refused(tmp_path) -> None:
@@ -264,16 +261,40 @@ def store_of(*names: str):
     return store
 
 
-def changed(store, trained, renamed=None) -> list[str]:
-    """Returns the names of variables with the trained model's values; others must be zero."""
-    found = []
+def assert_changed(store, trained, names: dict[str, str]) -> None:
+    """These variables have the trained model's values of those names, and others are zero."""
     for name, variable in store.named.items():
-        saved = (renamed or {}).get(name, name)
-        if np.array_equal(variable.numpy(), trained.get_variable_value(saved)):
-            found.append(name)
+        if name in names:
+            expected = trained.get_variable_value(names[name])
+            np.testing.assert_array_equal(variable.numpy(), expected)
         else:
             assert not variable.numpy().any()
-    return sorted(found)
+
+
+HIDDEN, OUTPUT, BIAS = "hidden/kernel", "output/kernel", "hidden/bias"
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "renamed", "changed"),
+    [
+        ((), "hidden", None, {HIDDEN: HIDDEN}),
+        ((), [BIAS, OUTPUT], None, {BIAS: BIAS, OUTPUT: OUTPUT}),  # a list chooses that too
+        (
+            ("first", "second"),
+            ".*",
+            {"first/kernel": HIDDEN, "second/kernel": HIDDEN},
+            {"first/kernel": HIDDEN, "second/kernel": HIDDEN},
+        ),
+    ],
+)
+def test_what_is_chosen_begins_with_the_values_of_a_checkpoint(
+    trained, names, chosen, renamed, changed
+) -> None:
+    store = store_of(*names)
+    if isinstance(chosen, list):  # expressions and variables
+        chosen = [chosen[0], store.find(chosen[1])]
+    warm_start(store, Settings(trained.latest_checkpoint(), chosen, None, renamed))
+    assert_changed(store, trained, changed)
 
 
 def test_all_that_is_trained_begins_with_the_values_of_a_folder(trained) -> None:
@@ -281,28 +302,7 @@ def test_all_that_is_trained_begins_with_the_values_of_a_folder(trained) -> None
     again = sg.estimator.Estimator(lambda features: None, warm_start_from=trained.model_dir)
     assert again._warm_start == Settings(trained.model_dir)
     warm_start(store, again._warm_start)
-    assert changed(store, trained) == ["hidden/kernel", "output/kernel"]
-
-
-def test_expressions_choose_and_a_list_of_them_also_what_is_not_trained(trained) -> None:
-    path = trained.latest_checkpoint()
-    store = store_of()
-    warm_start(store, Settings(path, "hidden"))
-    assert changed(store, trained) == ["hidden/kernel"]
-    store = store_of()
-    warm_start(store, Settings(path, ["hidden/bias", store.find("output/kernel")]))
-    assert changed(store, trained) == ["hidden/bias", "output/kernel"]
-
-
-def test_names_may_differ_and_two_may_begin_with_one(trained) -> None:
-    renamed = {"first/kernel": "hidden/kernel", "second/kernel": "hidden/kernel"}
-    store = store_of("first", "second")
-    settings = Settings(trained.model_dir, var_name_to_prev_var_name=renamed)
-    warm_start(store, settings)
-    for name in renamed:
-        np.testing.assert_array_equal(
-            store.find(name).numpy(), trained.get_variable_value("hidden/kernel")
-        )
+    assert_changed(store, trained, {HIDDEN: HIDDEN, OUTPUT: OUTPUT})
 
 
 @pytest.mark.slow
@@ -327,16 +327,6 @@ def test_an_estimator_begins_with_them_only_without_checkpoints_of_its_own(
     assert again.evaluate(data) == own
 
 
-def test_vocabularies_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"var_name_to_vocab_info=.* is not supported"):
-        Settings("model", var_name_to_vocab_info={"table": object()})
-
-
-def test_a_folder_without_checkpoints_is_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="is neither an Estimator's checkpoint nor the"):
-        warm_start(store_of(), Settings(str(tmp_path)))
-
-
 @pytest.mark.parametrize(
     ("names", "chosen", "renamed", "message"),
     [
@@ -348,6 +338,13 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path) -> None:
 def test_what_a_folder_cannot_give_is_refused(trained, names, chosen, renamed, message) -> None:
     with pytest.raises(ValueError, match=message):
         warm_start(store_of(*names), Settings(trained.model_dir, chosen, None, renamed))
+
+
+def test_vocabularies_and_folders_without_checkpoints_are_refused(tmp_path) -> None:
+    with pytest.raises(NotImplementedError, match=r"var_name_to_vocab_info=.* is not supported"):
+        Settings("model", var_name_to_vocab_info={"table": object()})
+    with pytest.raises(ValueError, match="is neither an Estimator's checkpoint nor the"):
+        warm_start(store_of(), Settings(str(tmp_path)))
 
 
 # add_metrics evaluates extra metrics in addition to existing ones.

@@ -170,11 +170,7 @@ def test_predictions_of_numbers_go_through_the_inverse_link() -> None:
     made = head.predictions(np.array([[0.0], [1.0]]))
     np.testing.assert_allclose(made["predictions"], [[1.0], [np.e]], rtol=1e-6)
     assert list(made) == ["predictions", "logits"]
-    assert set(head.metrics()) == {
-        "average_loss/rate",
-        "prediction/mean/rate",
-        "label/mean/rate",
-    }
+    assert set(head.metrics()) == {"average_loss/rate", "prediction/mean/rate", "label/mean/rate"}
     assert list(sg.estimator.RegressionHead().predictions(np.array([[0.0]]))) == ["predictions"]
 
 

@@ -372,11 +372,7 @@ def _own_step() -> keras.Model:
             lambda: {"keras_model": keras.Sequential([layers.Dense(1)], name="plain")},
             "The Keras model 'plain' is not compiled",
         ),
-        (
-            ValueError,
-            lambda: {"keras_model": _compiled(_NotDescribed(1))},
-            "cannot be copied",
-        ),
+        (ValueError, lambda: {"keras_model": _compiled(_NotDescribed(1))}, "cannot be copied"),
         (
             ValueError,
             lambda: {"keras_model": _own_step()},

@@ -14,11 +14,7 @@ import pytest
 import stratagem as sg
 from stratagem.estimator import loops
 from stratagem.estimator.inputs import InputFunction, ModelBatches
-from stratagem.estimator.loops import (
-    FILE_NAME,
-    read_eval_metrics,
-    write_eval_metrics,
-)
+from stratagem.estimator.loops import FILE_NAME, read_eval_metrics, write_eval_metrics
 from tests.unit.estimator.model_functions import (
     dataset_of,
     dense_classifier,
@@ -113,10 +109,7 @@ def test_names_variables_and_values_of_the_model_function(num_replicas, tmp_path
         hook.tensors = {"loss": loss, "mean": mean}
         made.append(hook)
         return sg.estimator.EstimatorSpec(
-            mode,
-            loss=loss,
-            train_op=keras.optimizers.SGD(0.1),
-            training_hooks=[hook],
+            mode, loss=loss, train_op=keras.optimizers.SGD(0.1), training_hooks=[hook]
         )
 
     x = np.arange(8, dtype="float32").reshape(4, 2)

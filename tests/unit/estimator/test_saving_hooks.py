@@ -41,13 +41,7 @@ class Listener(CheckpointSaverListener):
 
 @pytest.mark.parametrize(
     ("start", "num_steps", "saved"),
-    [
-        (0, 7, [0, 3, 6, 7]),
-        (0, 6, [0, 3, 6]),
-        (5, 4, [5, 8, 9]),
-        (0, 1, [0, 1]),
-        (0, 0, [0]),
-    ],
+    [(0, 7, [0, 3, 6, 7]), (0, 6, [0, 3, 6]), (5, 4, [5, 8, 9]), (0, 1, [0, 1]), (0, 0, [0])],
 )
 def test_saves_at_the_start_every_n_steps_and_at_the_end(start, num_steps, saved) -> None:
     session = FakeSession(global_step=start)

@@ -95,14 +95,8 @@ WRONG_OF_SPEC = [
     ({"eval_metric_ops": [1]}, r"eval_metric_ops=\[1\] is of type list"),
     ({"eval_metric_ops": {"m": (1, 2)}}, r"eval_metric_ops\['m'\]="),
     ({"export_outputs": [1]}, r"export_outputs=\[1\] is of type list"),
-    (
-        {"training_hooks": [object()]},
-        r"training_hooks=(?s:.)*a list or tuple of SessionRunHook",
-    ),
-    (
-        {"evaluation_hooks": [Hook]},
-        r"evaluation_hooks=(?s:.)*a list or tuple of SessionRunHook",
-    ),
+    ({"training_hooks": [object()]}, r"training_hooks=(?s:.)*a list or tuple of SessionRunHook"),
+    ({"evaluation_hooks": [Hook]}, r"evaluation_hooks=(?s:.)*a list or tuple of SessionRunHook"),
     ({"scaffold": 1}, "scaffold=1 is of type int"),
 ]
 

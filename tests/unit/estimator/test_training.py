@@ -32,10 +32,7 @@ STRATEGIES = {
     "mirrored 2": (lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]), 2),
     "mirrored 4": (lambda: sg.MirroredStrategy([f"cpu:{i}" for i in range(4)]), 4),
     "central": (lambda: sg.CentralStorageStrategy(["cpu:0", "cpu:1"]), 2),
-    "hybrid": (
-        lambda: sg.HybridStrategy(["cpu:0", "cpu:1"], placement={"kernel": "central"}),
-        2,
-    ),
+    "hybrid": (lambda: sg.HybridStrategy(["cpu:0", "cpu:1"], placement={"kernel": "central"}), 2),
 }
 
 

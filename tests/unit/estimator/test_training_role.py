@@ -22,11 +22,7 @@ from tests.unit.estimator.independent_workers import (
     model_fn,
     own_strategies,
 )
-from tests.unit.estimator.model_functions import (
-    dataset_of,
-    dense_classifier,
-    examples,
-)
+from tests.unit.estimator.model_functions import dataset_of, dense_classifier, examples
 from tests.unit.estimator.model_functions import estimator_of as dense_estimator
 from tests.unit.parameter_server.clusters import local_strategy
 
@@ -50,10 +46,11 @@ def data() -> Any:
     return sg.input.Dataset((X, Y), batch_size=32)
 
 
-class Watching(sg.estimator.SessionRunHook):
-    """Records its calls, and may wait at a step."""
+class Seen(sg.estimator.SessionRunHook):
+    """Records losses and steps, and may wait before the first."""
 
     def __init__(self, started: threading.Event | None = None) -> None:
+        self.losses: list[float] = []
         self.steps: list[int] = []
         self._started = started
 
@@ -63,8 +60,15 @@ class Watching(sg.estimator.SessionRunHook):
         if self._started is not None and session.is_chief:
             assert self._started.wait(LIMIT_S)
 
+    def before_run(self, run_context: Any) -> sg.estimator.SessionRunArgs:
+        return sg.estimator.SessionRunArgs({"loss": "loss"})
+
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.losses.append(float(run_values.results["loss"]))
         self.steps.append(run_context.session.global_step)
+
+    def end(self, session: Any) -> None:
+        self.at_end = session.global_step, float(session.run("loss"))
 
 
 @pytest.mark.slow
@@ -104,23 +108,21 @@ def test_keras_model_is_trained_on_servers_as_on_one_device(tmp_path) -> None:
 def test_chief_gives_servers_the_checkpoint_of_one_device(tmp_path) -> None:
     alone = estimator_of(tmp_path)
     alone.train(lambda: (X[:8], Y[:8]), steps=5)
-    watching = Watching()
+    seen = Seen()
     with own_strategies(1) as (strategy,):
         estimator_of(tmp_path, strategy).train(
-            lambda: (X[8:16], Y[8:16]), hooks=[watching], max_steps=9
+            lambda: (X[8:16], Y[8:16]), hooks=[seen], max_steps=9
         )
-    assert watching.began_at == 5
+    assert seen.began_at == 5
     one = estimator_of(tmp_path / "one")
     one.train(lambda: (X[:8], Y[:8]), steps=5)
     one.train(lambda: (X[8:16], Y[8:16]), steps=4)
-    expected = values_of(one)
-    for name, value in values_of(alone).items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert_same(values_of(alone), values_of(one))
 
 
 @pytest.mark.slow
 def test_workers_share_the_steps_and_the_chief_alone_saves(tmp_path) -> None:
-    hooks = [Watching(), Watching()]
+    hooks = [Seen(), Seen()]
     parts: list[tuple[int, int]] = []
 
     def own_part(input_context: sg.InputContext) -> Any:
@@ -154,7 +156,7 @@ def test_workers_share_the_steps_and_the_chief_alone_saves(tmp_path) -> None:
 @pytest.mark.slow
 def test_worker_that_comes_late_finds_the_variables(tmp_path) -> None:
     goes_on = threading.Event()
-    hooks = [Watching(goes_on), Watching()]
+    hooks = [Seen(goes_on), Seen()]
     with own_strategies(2) as strategies:
 
         def chief() -> None:
@@ -185,10 +187,10 @@ def test_training_that_has_nothing_to_do_keeps_nobody_waiting(tmp_path) -> None:
         chief.train(endless, max_steps=6)
         chief.train(endless, max_steps=6)  # done already
         other = estimator_of(tmp_path / "other", strategies[1])
-        watching = Watching()
-        other.train(endless, hooks=[watching], max_steps=6)
-        other.train(endless, hooks=[watching], max_steps=6)
-    assert watching.steps == []
+        seen = Seen()
+        other.train(endless, hooks=[seen], max_steps=6)
+        other.train(endless, hooks=[seen], max_steps=6)
+    assert seen.steps == []
 
 
 def test_what_a_worker_saves_is_left_to_the_chief(tmp_path) -> None:
@@ -301,25 +303,6 @@ def own_rows(input_context: sg.InputContext) -> Any:
     return [(X[row : row + 8], Y[row : row + 8]) for row in rows]
 
 
-class Seen(sg.estimator.SessionRunHook):
-    """Records losses, steps and the final values."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.steps: list[int] = []
-
-    def before_run(self, run_context: Any) -> sg.estimator.SessionRunArgs:
-        return sg.estimator.SessionRunArgs({"loss": "loss"})
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.losses.append(float(run_values.results["loss"]))
-        self.steps.append(run_context.session.global_step)
-
-    def end(self, session: Any) -> None:
-        self.at_end = session.global_step, float(session.run("loss"))
-        self.is_chief, self.num_workers = session.is_chief, session.num_workers
-
-
 @pytest.mark.slow
 def test_coordinated_training_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     expected, seen = Seen(), Seen()
@@ -364,18 +347,18 @@ def test_max_steps_are_those_of_all_workers_and_no_more(tmp_path) -> None:
     assert estimator.get_variable_value("adam/iteration") == 9
 
 
-def test_input_without_batches_is_reported(tmp_path) -> None:
-    with (
-        local_strategy(1) as strategy,
-        pytest.raises(ValueError, match="input_fn returned an empty dataset"),
-    ):
-        estimator_of(tmp_path, strategy).train(list)
+def broken() -> Any:
+    yield X[:8], Y[:8]
+    raise LookupError("no such file")
 
 
-def test_error_of_a_step_is_raised_here(tmp_path) -> None:
-    def broken() -> Any:
-        yield X[:8], Y[:8]
-        raise LookupError("no such file")
-
-    with local_strategy(1) as strategy, pytest.raises(LookupError, match="no such file"):
-        estimator_of(tmp_path, strategy).train(broken)
+@pytest.mark.parametrize(
+    ("input_fn", "error", "words"),
+    [
+        (list, ValueError, "input_fn returned an empty dataset"),
+        (broken, LookupError, "no such file"),
+    ],
+)
+def test_errors_of_a_worker_are_raised_here(tmp_path, input_fn, error, words) -> None:
+    with local_strategy(1) as strategy, pytest.raises(error, match=words):
+        estimator_of(tmp_path, strategy).train(input_fn)
