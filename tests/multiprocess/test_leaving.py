@@ -7,20 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.multiprocess.cluster import PROGRAMS, run_cluster
+from tests.multiprocess.cluster import PROGRAMS, completed
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("leaving")
-    every = run_cluster(
-        [str(PROGRAMS / "leaving.py"), str(folder)],
-        2,
-        STRATAGEM_STUCK_TIMEOUT_S="120",
-        STRATAGEM_BARRIER_TIMEOUT_S="120",
-    )
-    for ended in every:
-        assert ended.code == 0, ended.errors
+    limits = {"STRATAGEM_STUCK_TIMEOUT_S": "120", "STRATAGEM_BARRIER_TIMEOUT_S": "120"}
+    completed([str(PROGRAMS / "leaving.py"), str(folder)], 2, **limits)
     return [json.loads((folder / f"process-{index}.json").read_text()) for index in range(2)]
 
 
