@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -256,3 +257,43 @@ print("made")
 
 def test_variables_that_live_until_exit_say_nothing() -> None:
     assert run_fresh(_KEPT_UNTIL_EXIT, JAX_PLATFORMS="cpu") == ["made"]
+
+
+_LOADING = """
+import gc
+import pathlib
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+import keras
+import stratagem as sg
+
+def status_mib(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+def make(count):
+    layers = [keras.layers.Dense(2048, kernel_initializer="zeros") for _ in range(count)]
+    return keras.Sequential([keras.Input((2048,)), *layers])
+
+with sg.MirroredStrategy(shard_state="all").scope():
+    warm = make(1)
+    warm.save_weights("warm.weights.h5")
+    warm.load_weights("warm.weights.h5")
+    before = status_mib("VmRSS")
+    model = make(24)
+    model.save_weights("whole.weights.h5")
+    gc.collect()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(3):
+        model.load_weights("whole.weights.h5")
+print("peak:", status_mib("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_reading_weights_takes_the_memory_of_shards_and_one_array(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = run_fresh(_LOADING, JAX_PLATFORMS="cpu")
+    array_mib = 2048**2 * 4 / 2**20
+    assert float(line.split("peak:")[1]) < 1.2 * 24 * array_mib + array_mib

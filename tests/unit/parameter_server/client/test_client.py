@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from stratagem.parameter_server.client import row_requests as request_partitioni
 from stratagem.parameter_server.client.client import SentRules, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
 from stratagem.parameter_server.server.server import ParameterServer
-from tests.unit.parameter_server.server.update_rules import Momentum
+from tests.unit.parameter_server.server.update_rules import Momentum, Slow
 
 NUM_SERVERS = 3
 
@@ -334,3 +335,40 @@ def test_servers_without_gradients_are_asked_for_values_at_the_same_time(asked) 
         asked.clear()
         assert served.push({}, pull=["w"]).is_used
         assert kinds_in(asked) == {("pull", 1): 1}
+
+
+def server_of_one_variable(served: ServerClient, rule: Any) -> int:
+    """Makes the variable v in one piece, and returns its server."""
+    value = np.zeros(3, np.float32)
+    placement = place("v", value, 1)
+    served.create(placement, value)
+    served.set_rule(rule, ["v"])
+    (server,) = placement.servers
+    return server
+
+
+def first_push() -> Message:
+    fields = {"client": "c", "number": 1, "version": 0, "whole": ["v"], "rows": []}
+    return Message("push", fields, [np.ones(3, np.float32)])
+
+
+def test_push_that_is_sent_again_while_the_first_is_applied_counts_once(
+    served, connections
+) -> None:
+    server, push = server_of_one_variable(served, Slow()), first_push()
+    threads = [threading.Thread(target=connections.ask, args=(server, push)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
+
+
+def test_initial_values_are_made_where_they_are_held(served) -> None:
+    def rows(first_row: int, num_rows: int) -> np.ndarray:
+        return 10.0 * np.arange(first_row, first_row + num_rows)[:, None] + np.arange(2)
+
+    wanted = rows(0, 13).astype("float32")
+    assert served.create(place("v", wanted), rows)
+    np.testing.assert_array_equal(served.pull(["v"])["v"], wanted)
+    assert not served.create(place("v", wanted), rows)  # a client that was started again

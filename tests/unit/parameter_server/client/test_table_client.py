@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,24 @@ def test_load_that_fails_says_to_restore_again(versions, monkeypatch) -> None:
         assert raised.value.__notes__[-1].endswith("others not: restore again.")
         monkeypatch.undo()
         cluster.tables.restore(versions, number)
+
+
+def test_restored_table_survives_a_restart_of_its_server(versions, tmp_path) -> None:
+    """The journal frees rows that the restored table does not have."""
+    with table_cluster(1, **AGING) as cluster:
+        cluster.train(range(10))
+        number = cluster.tables.save(versions)
+        state = cluster.state()
+        journal = tmp_path / "journal"
+        with table_cluster(1, journal=journal, **AGING) as durable:
+            durable.train(range(30), num_keys=3000)
+            durable.client.journal()
+            durable.tables.restore(versions, number)
+            assert durable.state() == state
+            killed = Path(shutil.copyfile(journal, tmp_path / "killed"))
+        with table_cluster(1, with_table=False, journal=killed) as restarted:
+            restarted.create(**AGING)
+            assert restarted.state() == state
+            for one in (cluster, restarted):
+                one.train(range(40, 60))
+            assert restarted.state() == cluster.state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,14 @@ class Momentum:
         }
         values = {name: state.values[name] - 0.1 * slots[name]["v"] for name in grads}
         return State({"count": state.scalars["count"] + 1}, values, slots)
+
+
+class Slow(Momentum):
+    """Takes long enough for another request to come."""
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        time.sleep(0.2)
+        return super().apply(state, grads)
 
 
 def num_discarded(client: Any) -> int:

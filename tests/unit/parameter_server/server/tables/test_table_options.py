@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from stratagem.parameter_server.server.tables import key_slots as growing_array
 from stratagem.parameter_server.server.tables.disk_rows import RowFile
@@ -286,3 +287,23 @@ def test_array_grows_by_copies_if_memory_cannot_be_reserved(monkeypatch) -> None
         filled(3, 10).grow(11)
     with pytest.raises(MemoryError, match="memory for"):
         filled(2**57, 2**58)
+
+
+@pytest.mark.parametrize(
+    ("one", "law"),
+    [
+        (RowInitializer("uniform", -0.05, 0.05), stats.uniform(-0.05, 0.1)),
+        (RowInitializer("normal", 1, 3), stats.norm(1, 3)),
+        (RowInitializer("truncated_normal", 0, 2), stats.truncnorm(-2, 2, scale=2)),
+    ],
+)
+def test_numbers_have_their_distribution(one, law) -> None:
+    numbers = rows(one, [*range(20_000)], 10)
+    assert stats.kstest(numbers.reshape(-1), law.cdf).pvalue > 1e-3
+    assert abs(numbers.mean() - law.mean()) < 5 * law.std() / len(numbers.reshape(-1)) ** 0.5
+    np.testing.assert_allclose(numbers.std(), law.std(), rtol=0.01)
+    # Neither columns nor neighboring keys are correlated.
+    centered = (numbers - law.mean()) / law.std()
+    columns = centered.T @ centered / len(centered) - np.eye(10)
+    assert abs(columns).max() < 6 / 20_000**0.5
+    assert abs((centered[1:] * centered[:-1]).mean()) < 6 / 200_000**0.5
