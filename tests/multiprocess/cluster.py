@@ -11,9 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from stratagem.cluster.addresses import free_ports
 
@@ -21,11 +18,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 _ROOT = Path(__file__).parents[2]
 # Far beyond what a program takes: it ends one that hangs.
 _LIMIT_S = 600
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "KERAS_BACKEND": "jax",
-    "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
-}
 _SECRET = "secret of the workers of one test"
 
 
@@ -51,10 +43,12 @@ def environment(index: int, workers: Sequence[str], **variables: str) -> dict[st
     config = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
     return {
         **os.environ,
-        **_ENVIRONMENT,
         "TF_CONFIG": json.dumps(config),
         "STRATAGEM_SECRET": _SECRET,  # several hosts need one
+        "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        "KERAS_BACKEND": "jax",
+        "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
         **variables,
     }
 
@@ -116,36 +110,16 @@ def run_alone(command: Sequence[str], **variables: str) -> Ended:
     """Runs a command in one process without a cluster."""
     process = subprocess.Popen(
         [sys.executable, *command],
-        env={**os.environ, **_ENVIRONMENT, **variables},
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "KERAS_BACKEND": "jax",
+            "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
+            **variables,
+        },
         cwd=_ROOT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     return ended(process)
-
-
-def completed(
-    command: Sequence[str],
-    count: int,
-    hosts: Sequence[tuple[list[str], str]] | None = None,
-    **variables: str,
-) -> list[Ended]:
-    """Runs a command once a worker, or without a cluster for a count of 0; all must end well."""
-    alone = [] if count else [run_alone(command, **variables)]
-    every = alone or run_cluster(command, count, hosts, **variables)
-    for one in every:
-        assert one.code == 0, one.errors
-    return every
-
-
-def written(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Returns the arrays that each process has written to FOLDER/process-N.npz."""
-    return [dict(np.load(folder / f"process-{rank}.npz")) for rank in range(count)]
-
-
-def assert_like(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """Compares arrays by name."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.multiprocess.cluster import PROGRAMS, completed
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
 from tests.multiprocess.namespaces import can_make_hosts, hosts, knowing
 
 
@@ -20,6 +20,7 @@ def test_host_of_process_0_calls_itself_127_0_1_1(network: str) -> None:
         knowing(other, "leader", f"{network}.1"),
     ):
         three = [(first, "leader:2222"), (first, "leader:2223"), (other, f"{network}.2:2222")]
-        every = completed([str(PROGRAMS / "failing.py"), "nothing", "loop"], 3, three)
+        every = run_cluster([str(PROGRAMS / "failing.py"), "nothing", "loop"], 3, three)
     for one in every:
+        assert one.code == 0, one.errors
         assert one.output.endswith("done\n")

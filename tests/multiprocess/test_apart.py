@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.marks import slow
-from tests.multiprocess.cluster import PROGRAMS, completed, run_cluster
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 _PROGRAM = PROGRAMS / "apart.py"
 
@@ -16,8 +16,13 @@ _PROGRAM = PROGRAMS / "apart.py"
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_assignments_of_all_workers_pass(num_workers: int) -> None:
-    for ended in completed([str(_PROGRAM), "all"], num_workers):
+    for ended in run_cluster([str(_PROGRAM), "all"], num_workers):
+        assert ended.code == 0, ended.errors
         assert ended.output.splitlines()[-1] == "done"
+
+
+def _slow(*row: str | int) -> Any:
+    return pytest.param(*row, marks=pytest.mark.slow)
 
 
 def _line_of(code: str) -> int:
@@ -33,12 +38,12 @@ def _line_of(code: str) -> int:
     ("how", "worker", "path", "code"),
     [
         ("rate of a callback", 0, "adam/learning_rate", "model.fit("),
-        slow("warm-up", 1, "adam/learning_rate", "self.model.optimizer"),
-        slow("weights", 1, ".*/kernel", "model.layers[0].set_weights([np.ones"),
-        slow("one value in a loop", 1, ".*/kernel", "model.layers[0].kernel.assign_add"),
-        slow("unequal values", 0, ".*/bias", "model.layers[0].bias.assign(np.full"),
-        slow("statistics", 0, ".*/moving_mean", "model.layers[1].moving_mean"),
-        slow("at the end", 1, ".*/bias", "model.layers[0].bias.assign(np.ones"),
+        _slow("warm-up", 1, "adam/learning_rate", "self.model.optimizer"),
+        _slow("weights", 1, ".*/kernel", "model.layers[0].set_weights([np.ones"),
+        _slow("one value in a loop", 1, ".*/kernel", "model.layers[0].kernel.assign_add"),
+        _slow("unequal values", 0, ".*/bias", "model.layers[0].bias.assign(np.full"),
+        _slow("statistics", 0, ".*/moving_mean", "model.layers[1].moving_mean"),
+        _slow("at the end", 1, ".*/bias", "model.layers[0].bias.assign(np.ones"),
     ],
 )
 def test_assignments_of_one_worker_end_all_and_name_the_line(

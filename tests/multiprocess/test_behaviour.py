@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.multiprocess.cluster import PROGRAMS, Ended, completed
+from tests.multiprocess.cluster import PROGRAMS, Ended, run_cluster
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ended], list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("behaviour")
-    every = completed([str(PROGRAMS / "behaviour.py"), str(folder)], 2)
+    every = run_cluster([str(PROGRAMS / "behaviour.py"), str(folder)], 2)
+    for ended in every:
+        assert ended.code == 0, ended.errors
     return every, [json.loads((folder / f"process-{i}.json").read_text()) for i in range(2)]
 
 
@@ -68,12 +70,17 @@ def test_constant_model_reports_the_loss_of_one_device(seen) -> None:
         assert one["evaluate"] == pytest.approx([2.75, 11.5], abs=1e-6)
 
 
-def test_results_of_all_metrics_and_of_ones_own_take_one_program(seen) -> None:
+def test_results_of_all_metrics_take_one_program(seen) -> None:
     """Keras asks each metric, and each of them has two variables with a part on each process."""
     for one in seen:
         assert one["results"] == pytest.approx({"loss": 2.75, "mse": 11.5}, abs=1e-6)
+        assert one["programs of the results"] == 1
+
+
+def test_results_of_ones_own_take_one_program_too(seen) -> None:
+    for one in seen:
         assert one["doubled"] == {"loss": [5.5], "mse": [23.0]}
-        assert one["programs of the results"] == one["programs of doubled results"] == 1
+        assert one["programs of doubled results"] == 1
 
 
 def test_results_that_are_structures_are_reported_as_by_one_process(seen) -> None:
@@ -122,21 +129,30 @@ def test_a_save_to_a_folder_of_each_worker_returns_what_the_chief_wrote(seen) ->
     for one in seen:
         assert one["paths exist"] == [True, True]
         assert one["restored"]
-        assert one["restored when built"] == [True, True]
     assert all("workertemp" not in path for path in seen[1]["paths of the guide"])
-    behind, other = (one["path behind training"] for one in seen)
-    assert behind == other
-    assert behind[1]
-    assert "workertemp" not in behind[0]
 
 
-def test_values_are_saved_as_they_were_on_several_processes(seen) -> None:
-    """Of the model, even if processes freed different ones of its name."""
+def test_a_save_is_of_the_model_even_if_processes_freed_different_ones_of_its_name(seen) -> None:
     assert [one["twin in parts"] for one in seen] == [[True, True]] * 2
+
+
+def test_values_on_accelerators_are_saved_as_they_were_on_several_processes(seen) -> None:
     assert all(one["is sharded"] for one in seen)
     restored = [one["restored copies"] for one in seen]
     assert all(tables and weights for tables, _, weights in restored)
     assert {sums for _, sums, _ in restored} == {1 + 2}
+
+
+def test_a_save_behind_training_returns_what_the_chief_writes(seen) -> None:
+    paths = [one["path behind training"] for one in seen]
+    assert paths[0] == paths[1]
+    assert paths[0][1]
+    assert "workertemp" not in paths[0][0]
+
+
+def test_models_that_are_built_after_a_restore_have_its_values_in_each_process(seen) -> None:
+    for one in seen:
+        assert one["restored when built"] == [True, True]
 
 
 def test_each_process_gets_its_own_part_of_a_pytree_again(seen) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
-from tests.multiprocess.cluster import PROGRAMS, completed
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 _PROGRAM = str(PROGRAMS / "callbacks.py")
 _REFUSED = {"BackupAndRestore", "OrbaxCheckpoint", "TensorBoard"}
@@ -19,8 +20,10 @@ _REFUSED = {"BackupAndRestore", "OrbaxCheckpoint", "TensorBoard"}
 @pytest.mark.slow
 def test_callbacks_work_as_in_one_process_or_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    every = completed([_PROGRAM, str(tmp_path / "two")], 2)
-    results = [json.loads(ended.output.splitlines()[-1]) for ended in every]
+    results: list[dict[str, Any]] = []
+    for ended in run_cluster([_PROGRAM, str(tmp_path / "two")], 2):
+        assert ended.code == 0, ended.errors
+        results.append(json.loads(ended.output.splitlines()[-1]))
     assert results[0] == results[1]
     assert not (tmp_path / "two" / "backup").exists()
     assert not list((tmp_path / "two" / "orbax").glob("*"))  # which Orbax makes at once

@@ -15,6 +15,7 @@ _IN_PARTS = {"STRATAGEM_TEST_IN_PARTS": "1"}
 @pytest.mark.parametrize(
     ("num_workers", "num_devices", "group_size", "choice", "variables"),
     [
+        (2, 2, 1, "not eager and (collectives or reduce_and_gather or empty)", {}),
         (2, 2, 1, "not eager", {}),
         (2, 2, 1, "eager", {}),
         (2, 4, 2, "not eager", {}),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
-from tests.multiprocess.programs.elastic_data import reference, weights_of
+from tests.multiprocess.elastic_reference import reference, weights_of
 
 _PROGRAM = str(PROGRAMS / "elastic.py")
 _NUM_MEMBERS = 3

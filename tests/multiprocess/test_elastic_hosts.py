@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, Ended, run_cluster
+from tests.multiprocess.elastic_reference import reference, weights_of
 from tests.multiprocess.namespaces import can_make_hosts, hosts
-from tests.multiprocess.programs.elastic_data import reference, weights_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -54,7 +54,10 @@ def _check(how: str, loop: str, *, num_workers: int, culprit: int, **variables: 
         assert "done" not in other.output
 
 
-@pytest.mark.parametrize(("how", "loop"), [("kill", "fit"), ("other program", "loop")])
+@pytest.mark.parametrize(
+    ("how", "loop"),
+    [("kill", "fit"), ("other program", "loop")],
+)
 def test_others_end_with_an_error_that_names_the_worker(
     how: str, loop: str, tmp_path: Path
 ) -> None:

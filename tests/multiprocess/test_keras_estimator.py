@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stratagem.estimator.steps import read_variable
 from tests.multiprocess.programs import estimated
 from tests.multiprocess.test_estimator_client import told_by_laptop
 from tests.multiprocess.test_estimator_cluster import (
     check_evaluations,
-    check_weights,
     metrics_of,
+    one_device,
     tasks,
 )
 
@@ -40,6 +42,12 @@ metrics, _ = sg.estimator.train_and_evaluate(
 )
 print(json.dumps({name: float(value) for name, value in metrics.items()}))
 """
+
+
+def check_weights(checkpoint: Path, num_steps: int, global_batch_size: int) -> None:
+    for name, value in one_device(num_steps, global_batch_size).items():
+        found = read_variable(str(checkpoint), name)
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_collective_all_reduce(tmp_path: Path) -> None:

@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.multiprocess.cluster import PROGRAMS, completed
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("leaving")
-    limits = {"STRATAGEM_STUCK_TIMEOUT_S": "120", "STRATAGEM_BARRIER_TIMEOUT_S": "120"}
-    completed([str(PROGRAMS / "leaving.py"), str(folder)], 2, **limits)
+    every = run_cluster(
+        [str(PROGRAMS / "leaving.py"), str(folder)],
+        2,
+        STRATAGEM_STUCK_TIMEOUT_S="120",
+        STRATAGEM_BARRIER_TIMEOUT_S="120",
+    )
+    for ended in every:
+        assert ended.code == 0, ended.errors
     return [json.loads((folder / f"process-{index}.json").read_text()) for index in range(2)]
 
 

@@ -11,13 +11,19 @@ import pytest
 
 import stratagem as sg
 from stratagem.checkpoint.storage.files import read_manifest
-from tests.multiprocess.cluster import PROGRAMS, completed, run_cluster
+from tests.multiprocess.cluster import PROGRAMS, Ended, run_alone, run_cluster
 
 _PROGRAM = str(PROGRAMS / "sharded_checkpoints.py")
 
 
-def _command(folder: Path, action: str, num_devices: int) -> list[str]:
-    return [_PROGRAM, str(num_devices), str(folder), action]
+def _run(folder: Path, action: str, num_processes: int, num_devices: int) -> list[Ended]:
+    command = [_PROGRAM, str(num_devices), str(folder), action]
+    return run_cluster(command, 2) if num_processes == 2 else [run_alone(command)]
+
+
+def _ran(folder: Path, action: str, num_processes: int, num_devices: int) -> None:
+    for ended in _run(folder, action, num_processes, num_devices):
+        assert ended.code == 0, ended.errors
 
 
 def _seen(folder: Path, name: str, process_id: int = 0) -> dict[str, Any]:
@@ -27,7 +33,7 @@ def _seen(folder: Path, name: str, process_id: int = 0) -> dict[str, Any]:
 def _assert_opened(folder: Path, num_processes: int, num_devices: int) -> None:
     """The state is the saved one, bit for bit."""
     saved = _seen(folder, "saved")
-    completed(_command(folder, "open", num_devices), num_processes if num_processes > 1 else 0)
+    _ran(folder, "open", num_processes, num_devices)
     for process_id in range(num_processes):
         opened = _seen(folder, "opened", process_id)
         assert opened.pop("path") == "ckpt-1"
@@ -53,7 +59,7 @@ def _assert_plain_keras_opens(checkpoint: Path, saved: dict[str, Any]) -> None:
 def test_saved_by_two_processes_and_opened_by_any(
     action: str, num_processes: int, num_devices: int, tmp_path: Path
 ) -> None:
-    completed(_command(tmp_path, action, 2), 2)
+    _ran(tmp_path, action, 2, 2)
     checkpoints = tmp_path / "checkpoints"
     databases = checkpoints.glob("ckpt-1/pytree/shards.process_*")
     assert sorted(path.name for path in databases) == ["shards.process_0", "shards.process_1"]
@@ -67,13 +73,13 @@ def test_saved_by_two_processes_and_opened_by_any(
 
 @pytest.mark.slow
 def test_saved_by_one_process_and_opened_by_two(tmp_path: Path) -> None:
-    completed(_command(tmp_path, "save", 4), 0)
+    _ran(tmp_path, "save", 1, 4)
     _assert_opened(tmp_path, 2, 2)
 
 
 @pytest.mark.slow
 def test_process_killed_during_a_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    first, second = run_cluster(_command(tmp_path, "lose", 1), 2)
+    first, second = _run(tmp_path, "lose", 2, 1)
     assert (first.code == 0, second.code) == (False, -9), first.errors
     assert "ckpt-2" not in {path.name for path in (tmp_path / "checkpoints").iterdir()}
     _assert_opened(tmp_path, 2, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from stratagem.devices.all_reduce import Algorithm
 from stratagem.devices.shared_sums import is_supported
-from tests.multiprocess.cluster import PROGRAMS, addresses, completed, ended, started
+from tests.multiprocess.cluster import PROGRAMS, addresses, ended, run_cluster, started
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
 
@@ -26,15 +26,21 @@ _LIMITS = {"STRATAGEM_PEER_TIMEOUT_S": "8", "STRATAGEM_STUCK_TIMEOUT_S": "8"}
 @pytest.mark.parametrize(("num_workers", "num_devices"), [(2, 1), (3, 2)])
 def test_sums_are_those_of_numpy(num_workers: int, num_devices: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
-    flags += f" --xla_force_host_platform_device_count={num_devices}"
-    for one in completed([_PROGRAM, "sums"], num_workers, XLA_FLAGS=flags):
+    every = run_cluster(
+        [_PROGRAM, "sums"],
+        num_workers,
+        XLA_FLAGS=f"{flags} --xla_force_host_platform_device_count={num_devices}",
+    )
+    for one in every:
+        assert one.code == 0, one.errors
         # The sum in a loop is of another algorithm.
         assert "equal\nordered 2 of 3" in one.output
 
 
 @pytest.mark.slow
 def test_programs_end_while_sums_are_under_way() -> None:
-    for one in completed([_PROGRAM, "end"], 2):
+    for one in run_cluster([_PROGRAM, "end"], 2):
+        assert one.code == 0, one.errors
         assert "ordered 1 of 1" in one.output
 
 
@@ -53,7 +59,8 @@ def test_the_loss_of_a_process_ends_a_sum(how: str) -> None:
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_training_is_bitwise_that_of_another_algorithm(num_workers: int, tmp_path) -> None:
     for algorithm in (Algorithm.SHARED_MEMORY, Algorithm.TO_ONE_DEVICE):
-        for one in completed([_TRAINING, algorithm.value, str(tmp_path)], num_workers):
+        for one in run_cluster([_TRAINING, algorithm.value, str(tmp_path)], num_workers):
+            assert one.code == 0, one.errors
             # Each of 10 steps sums one large array, and the others in a pack beside it.
             num_sums = 20 if algorithm is Algorithm.SHARED_MEMORY else 0
             assert f"shared {num_sums}\n" in one.output
@@ -79,5 +86,6 @@ def _can_be_alone() -> bool:
 def test_processes_that_cannot_see_each_other_use_another_algorithm() -> None:
     """As in two containers of one machine."""
     first, second = addresses(2)
-    for one in completed([_PROGRAM, "end"], 2, [([], first), (_ALONE, second)]):
+    for one in run_cluster([_PROGRAM, "end"], 2, [([], first), (_ALONE, second)]):
+        assert one.code == 0, one.errors
         assert "ordered 0 of 1" in one.output

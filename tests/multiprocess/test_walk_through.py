@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.cluster import addresses, completed, environment
+from tests.multiprocess.cluster import addresses, environment, run_alone, run_cluster
 
 _FOLDER = Path(__file__).parents[2] / "examples" / "r"
 _LIMIT_S = 120
@@ -17,11 +17,12 @@ _LIMIT_S = 120
 
 @pytest.mark.slow
 def test_workers_report_what_one_process_does() -> None:
-    program = [str(_FOLDER / "digits.py")]
-    (alone,) = completed(program, 0, JAX_NUM_CPU_DEVICES="1")
+    alone = run_alone([str(_FOLDER / "digits.py")], JAX_NUM_CPU_DEVICES="1")
+    assert alone.code == 0, alone.errors
     accuracy = alone.output.split()[-1]
     assert float(accuracy) > 0.85
-    for ended in completed(program, 2):
+    for ended in run_cluster([str(_FOLDER / "digits.py")], 2):
+        assert ended.code == 0, ended.errors
         assert ended.output.splitlines()[-1] == f"2 replicas, validation accuracy {accuracy}"
 
 

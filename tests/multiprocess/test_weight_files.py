@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.multiprocess.cluster import PROGRAMS, completed
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 _TENSOR_BYTES = 2**22
 
@@ -20,7 +20,8 @@ def test_files_are_read_and_written_by_tensors(tmp_path: Path) -> None:
     plain.save_weights(tmp_path / "plain.weights.h5")
     command = [str(PROGRAMS / "weight_files.py"), str(tmp_path)]
     # Freed memory is returned to the system, so that it does not count.
-    completed(command, 2, MALLOC_MMAP_THRESHOLD_="65536")
+    for ended in run_cluster(command, 2, MALLOC_MMAP_THRESHOLD_="65536"):
+        assert ended.code == 0, ended.errors
     expected = plain.get_weights()
     total = sum(float(one.sum(dtype=np.float64)) for one in expected)
     for rank in range(2):

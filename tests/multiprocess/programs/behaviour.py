@@ -64,7 +64,10 @@ seen["from function"] = ids_of(
 # The constant model: it says 1 to all of the targets 0 to 7.
 with strategy.scope():
     constant = keras.Sequential(
-        [keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+        [
+            keras.layers.Input((1,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+        ]
     )
     constant.compile(keras.optimizers.SGD(0.0), "mae", metrics=["mse"])
 x, y = np.ones((8, 1), "float32"), np.arange(8, dtype="float32").reshape(8, 1)

@@ -48,6 +48,8 @@ def misbehave() -> None:
         subprocess.run(["ip", "link", "set", device, "down"], check=True)
     elif how == "other program":
         strategy.run(other_step, args=(values,))
+    elif how == "save":
+        model.save_weights("/nowhere/at.weights.h5")
 
 
 class Misbehave(keras.callbacks.Callback):

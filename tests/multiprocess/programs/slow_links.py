@@ -1,8 +1,6 @@
-"""Training that sends less, of one process or several.
+"""Training that sends less, of one process or several: `python slow_links.py DEVICES FOLDER`.
 
-`python slow_links.py KIND DEVICES ISLAND FOLDER`: KIND is "islands" for two islands of two replicas
-or "slow links" for two replicas, DEVICES their number in each process, and ISLAND the argument
-`replicas_per_island`. Each process writes the weights of each way to FOLDER/process-N.npz.
+Each process writes the weights of each way to FOLDER/process-N.npz.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-kind, num_devices, given, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+num_devices, folder = int(sys.argv[1]), Path(sys.argv[2])
 os.environ["JAX_NUM_CPU_DEVICES"] = str(num_devices)
 
 import jax  # noqa: E402
@@ -24,13 +22,6 @@ import stratagem as sg  # noqa: E402
 rng = np.random.default_rng(0)
 x = rng.normal(size=(92, 32)).astype("float32")
 y = rng.normal(size=(92, 64)).astype("float32")
-replicas_per_island: Any = given if given == "process" else int(given)
-
-
-def local(method: sg.local_updates.LocalUpdates) -> Any:
-    strategy = sg.LocalUpdateStrategy(method, replicas_per_island=replicas_per_island)
-    assert strategy.num_islands == 2
-    return strategy
 
 
 def compressed(name: str) -> Any:
@@ -43,22 +34,17 @@ def compressed(name: str) -> Any:
 def weights_after_training(strategy: sg.Strategy) -> list[np.ndarray]:
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        norm = [keras.layers.BatchNormalization(synchronized=True)] * (kind == "islands")
-        model = keras.Sequential([keras.layers.Input((32,)), *norm, keras.layers.Dense(64)])
+        model = keras.Sequential([keras.layers.Input((32,)), keras.layers.Dense(64)])
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", steps_per_execution=2)
     model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0)
     return model.get_weights()
 
 
-updates = sg.local_updates
-ways: dict[str, Any] = {"diloco": lambda: local(updates.DiLoCo(period=3))}
-if kind == "islands":
-    streaming = updates.StreamingDiLoCo(period=4, fragments=2, overlap=2)
-    ways["streaming"] = lambda: local(streaming)
-    ways["int8"] = lambda: local(updates.LocalSGD(period=3, compression="int8"))
-else:
-    ways |= {name: lambda name=name: compressed(name) for name in ("int8", "power_sgd")}
 found: dict[str, np.ndarray] = {}
+ways = {
+    "diloco": lambda: sg.LocalUpdateStrategy(sg.local_updates.DiLoCo(period=3)),
+    **{name: lambda name=name: compressed(name) for name in ("int8", "power_sgd")},
+}
 for way, make in ways.items():
     for place, value in enumerate(weights_after_training(make())):
         found[f"{way} {place}"] = value

@@ -28,7 +28,10 @@ if kind == "sequence":
 else:
     how["layout_map"] = {".*hidden/kernel": (None, "logical")}
     if part != "loop":  # which has no other variables
-        how["layout_map"] |= {".*embeddings": ("logical", None), ".*last/kernel": ("logical", None)}
+        how["layout_map"] |= {
+            ".*embeddings": ("logical", None),
+            ".*last/kernel": ("logical", None),
+        }
 if kind == "all":
     how["shard_state"] = "all"
 strategy: sg.Strategy
