@@ -86,8 +86,7 @@ def launch_command(script: str, args: tuple[str, ...], *, module: bool, **option
     """Run SCRIPT as every task of a cluster.
 
     The cluster is on this machine or on several. Each task finds it, and its own task, in
-    TF_CONFIG. When one fails, the others are
-    stopped, and its last lines are shown as the cause.
+    TF_CONFIG. When one fails, the others are stopped, and its last lines are shown as the cause.
     """
     from stratagem.launch import functions as scripts
 

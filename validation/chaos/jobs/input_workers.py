@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from validation.chaos.jobs import Outcome
 from validation.chaos.jobs.lockstep import RunningFit, draw_variables
@@ -33,7 +35,7 @@ class RunningInput(RunningFit):
         return found
 
     def _compared(self) -> Outcome:
-        lines: list[dict[str, object]] = []
+        lines: list[dict[str, Any]] = []
         for rank in range(_NUM_RANKS):
             if not (self.sandbox.notes / f"end-{rank}").exists():
                 return Outcome("wrong", f"exit code 0, and rank {rank} has not ended")
@@ -42,12 +44,10 @@ class RunningInput(RunningFit):
         return compare(lines)
 
 
-def compare(lines: list[dict[str, object]]) -> Outcome:
+def compare(lines: Sequence[Mapping[str, Any]]) -> Outcome:
     """Counts the examples of each epoch."""
     counts = collections.Counter(
-        (line["epoch"], example)
-        for line in lines
-        for example in line["examples"]  # type: ignore[attr-defined]
+        (line["epoch"], example) for line in lines for example in line["examples"]
     )
     every = {(epoch, one) for epoch in range(_NUM_EPOCHS) for one in range(_NUM_EXAMPLES)}
     found = {

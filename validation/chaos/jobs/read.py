@@ -18,7 +18,6 @@ notes, files = Path(sys.argv[1]), Path(sys.argv[2])
 task = json.loads(os.environ["TF_CONFIG"])
 rank, num_ranks = task["task"]["index"], len(task["cluster"]["worker"])
 (notes / f"process-{rank}").write_text(str(os.getpid()))
-(notes / "service").write_text(os.environ["STRATAGEM_INPUT_SERVICE"])
 
 import stratagem as sg  # noqa: E402 # isort: skip - before jax, because it readies the collectives
 

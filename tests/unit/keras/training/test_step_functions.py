@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.input import placement
+from stratagem.input.placement import MANY_GROUPS
 from stratagem.keras.training import step_functions
 from tests.marks import slow
 from tests.parity.comparison import (
@@ -345,6 +347,26 @@ def test_next_group_is_on_the_devices_before_this_one_runs_if_transfers_wait(
     _model(two, steps=2).fit(x, y, batch_size=2, epochs=2, verbose=0)
     order = "put put run put run run" if puts_first else "put run put run put run"
     assert events == order.split() * 2
+
+
+@pytest.mark.parametrize("scope", [_one, two])
+def test_small_batches_that_a_program_transfers_train_like_plain_keras(scope, monkeypatch) -> None:
+    x, y = regression(4 * (MANY_GROUPS + 8) + 2)  # the last batch is shorter
+    shapes: list[Any] = []
+    put = placement._put_small
+    monkeypatch.setattr(
+        placement,
+        "_put_small",
+        lambda arrays, *args, **options: (
+            shapes.append(arrays[0].shape) or put(arrays, *args, **options)
+        ),
+    )
+    models = [_model(contextlib.nullcontext), _model(scope)]
+    for one in models:
+        one.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    assert len(shapes) == 9
+    for wanted, got in zip(*(values_of(one.variables) for one in models), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_groups_that_are_transferred_early_train_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
